@@ -1,0 +1,126 @@
+"""What the parent and a worker say to each other outside of HTTP.
+
+Two inherited pipes. The *tether* runs from parent to worker: its closing ends the worker, and one line
+on it, a `Launch`, tells the worker which model to load ("go"). A worker that has not been told touches no
+weights: it may import while its victim drains. The *status pipe* runs from worker to parent: one JSON
+line per `Status` message. Both sides speak msgspec structs tagged by `type`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+# Longest line either side accepts: a failure's reason and nothing else comes near it.
+MAX_LINE_BYTES = 64 * 1024
+
+# Heartbeats are sent this often; stall_timeout is counted in the parent and is much longer.
+HEARTBEAT_INTERVAL_S = 1.0
+
+# Headers of a relayed request, parent → worker.
+HEADER_REQUEST_ID = "X-Request-Id"
+HEADER_ASKED_MODEL = "X-Mlxpool-Model"  # the name the client used: answers echo it
+HEADER_RESPONSE_ID = "X-Mlxpool-Response-Id"  # set when the parent has opened the stream already
+HEADER_CREATED = "X-Mlxpool-Created"  # the `created` of that opened stream, unix seconds
+
+
+class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=True):
+    """Which model to load and how: sent once, when its bytes are reserved and its victims are gone.
+
+    context: tokens, the enforced limit. batch: rows that decode together. kv_pool_bytes: shared by all
+    rows. memory_limit_bytes: what MLX may allocate. prefill_chunk: fixed chunk width in tokens, None to let
+    the worker choose.
+    """
+
+    model: str
+    path: str
+    socket: str
+    context: int
+    batch: int
+    kv_pool_bytes: int
+    memory_limit_bytes: int
+    prefill_chunk: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+class Imported(msgspec.Struct, frozen=True, tag="imported"):
+    """Every heavy import is done; the worker waits for its Launch."""
+
+    backend: str = ""
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """Weights read so far. Each such line is loading progress."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The socket listens. The parent still asks it once before it believes so."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The model can't be loaded; the worker exits next. reason: for a person."""
+
+    reason: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """Sent every HEARTBEAT_INTERVAL_S by the worker's event loop.
+
+    progress: counter of engine steps, prefill chunks, cache restores: it moves whenever work is done.
+    pending: rows the engine still owes work to. A worker with pending work whose progress stands still is
+    stalled; one that only waits for a slow client (pending 0) is not.
+    """
+
+    progress: int
+    pending: int
+    tokens: int = 0
+
+
+Status = Imported | Loading | Ready | Failed | Heartbeat
+
+Phase = Literal["starting", "loading", "ready", "draining", "stopping", "failed", "absent"]
+
+
+class WorkerStats(msgspec.Struct, frozen=True):
+    """The body of a worker's `GET /stats`: counters since its start."""
+
+    model: str
+    requests: int
+    prompt_tokens: int
+    tokens: int
+    cancelled: int
+    errors: int
+    rows: int
+    waiting: int
+    progress: int
+    prefill_chunk: int
+    context: int
+    batch: int
+    kv_pool_bytes: int
+    kv_used_bytes: int
+    active_bytes: int
+    peak_bytes: int
+    cache_bytes: int
+    weights_bytes: int
+    backend: str
+    dtype: str
+    tokens_per_s: float
+
+
+class DrainReport(msgspec.Struct, frozen=True):
+    """The answer of `POST /control/drain` and `/control/flush`."""
+
+    durable: bool
+    flushed: int = 0
+    missing: int = 0
+    pending: int = 0
+    dropped: int = 0
+    failed: int = 0
+    elapsed_ms: float = 0.0

@@ -1,0 +1,121 @@
+"""One error, three envelopes.
+
+Whatever goes wrong with a request is an `ApiError`: status, code, message and, where one field is to
+blame, its name. Whoever answers shapes it for the protocol the client speaks. The codes and statuses
+are design.md's table; `STATUS_OF` is that table, and an `ApiError` made with `error(code, …)` can't
+disagree with it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Protocol = Literal["openai", "anthropic", "responses"]
+
+STATUS_OF: dict[str, int] = {
+    "invalid_request": 400,
+    "unsupported_parameter": 400,
+    "unsupported_schema": 400,
+    "context_length_exceeded": 400,
+    "model_too_large": 400,
+    "invalid_api_key": 401,
+    "forbidden_origin": 403,
+    "forbidden_host": 403,
+    "not_found": 404,
+    "model_not_found": 404,
+    "response_not_found": 404,
+    "method_not_allowed": 405,
+    "body_too_large": 413,
+    "queue_full": 429,
+    "internal_error": 500,
+    "worker_crashed": 502,
+    "load_failed": 503,
+    "queue_timeout": 503,
+    "gpu_leased": 503,
+    "shutting_down": 503,
+}
+
+# OpenAI's and Anthropic's clients choose exception classes by status; the type is for people and logs.
+_OPENAI_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class ApiError(Exception):
+    """A refusal or failure a client is told about.
+
+    status: HTTP status. code: a key of STATUS_OF. message: for a person; names the field, the value and
+    what would work. param: the field to blame. retry_after_s: seconds, sent as Retry-After.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def headers(self) -> dict[str, str]:
+        """Headers that go with this error: Retry-After in whole seconds, at least 1, where it applies."""
+        if self.retry_after_s is None:
+            return {}
+        return {"Retry-After": str(max(1, round(self.retry_after_s)))}
+
+
+def error(
+    code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+) -> ApiError:
+    """An ApiError whose status is the table's for `code`."""
+    return ApiError(STATUS_OF[code], code, message, param=param, retry_after_s=retry_after_s)
+
+
+def envelope(err: ApiError, protocol: Protocol = "openai") -> dict[str, object]:
+    """The JSON body of an error answer, as `protocol`'s clients expect it."""
+    if protocol == "anthropic":
+        kind = _ANTHROPIC_TYPES.get(err.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": err.message, "code": err.code}}
+    kind = _OPENAI_TYPES.get(err.status, "server_error")
+    return {"error": {"message": err.message, "type": kind, "param": err.param, "code": err.code}}
+
+
+def encode(err: ApiError, protocol: Protocol = "openai") -> bytes:
+    """`envelope` as JSON bytes."""
+    return msgspec.json.encode(envelope(err, protocol))
+
+
+def stream_event(err: ApiError, protocol: Protocol = "openai") -> bytes:
+    """The SSE bytes that end a stream with this error, terminal marker included where there is one."""
+    body = encode(err, protocol)
+    if protocol == "anthropic":
+        return b"event: error\ndata: " + body + b"\n\n"
+    if protocol == "responses":
+        flat = {"type": "error", "code": err.code, "message": err.message, "param": err.param}
+        return b"event: error\ndata: " + msgspec.json.encode(flat) + b"\n\n"
+    return b"data: " + body + b"\n\ndata: [DONE]\n\n"

@@ -1,0 +1,93 @@
+"""Sizes, durations and shares as people write them in config files and on command lines.
+
+A size is bytes, or a number with a unit: decimal (`48GB`) or binary (`32GiB`). A duration is seconds,
+or a number with `ms`, `s`, `m`, `h` or `d`. A share is a percentage of something known later (`75%`).
+Every parser raises ValueError with a message that says what would work.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+_SIZE_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+_DURATION_UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(value: str | int) -> int:
+    """Bytes of a size: 1048576, "48GB", "32GiB". Raises ValueError."""
+    if isinstance(value, bool):
+        raise ValueError(f"not a size: {value!r}; use bytes or a unit, like 48GB or 32GiB")
+    if isinstance(value, int):
+        if value < 0:
+            raise ValueError(f"a size can't be negative: {value}")
+        return value
+    match = _NUMBER_UNIT.fullmatch(value)
+    unit = _SIZE_UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"not a size: {value!r}; use bytes or a unit, like 48GB or 32GiB")
+    return int(float(match[1]) * unit)
+
+
+def parse_duration(value: str | float) -> float:
+    """Seconds of a duration: 90, "15m", "1.5h". Raises ValueError."""
+    if isinstance(value, bool):
+        raise ValueError(f"not a duration: {value!r}; use seconds or a unit, like 90s, 15m or 1h")
+    if isinstance(value, int | float):
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"a duration must be zero or more seconds: {value}")
+        return float(value)
+    match = _NUMBER_UNIT.fullmatch(value)
+    unit = _DURATION_UNITS_S.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"not a duration: {value!r}; use seconds or a unit, like 90s, 15m or 1h")
+    return float(match[1]) * unit
+
+
+def parse_budget(value: str | int, total_bytes: int) -> int:
+    """Bytes of a budget, which may also be a share of `total_bytes`: "75%". Raises ValueError."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            percent = float(value.strip()[:-1])
+        except ValueError:
+            percent = math.nan
+        if not 0 < percent <= 100:
+            raise ValueError(f"not a share: {value!r}; use more than 0% and at most 100%")
+        return int(total_bytes * percent / 100)
+    size = parse_size(value)
+    if size == 0:
+        raise ValueError("a budget of 0 holds no model; use a size like 48GB or a share like 75%")
+    return size
+
+
+def format_size(size_bytes: float) -> str:
+    """A size for people: 1.2 GB (decimal units, as disks and config files count)."""
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit in ("B", "kB") else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for people: 0.8 s, 45 s, 12 min, 3.4 h."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
