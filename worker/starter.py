@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import mlx.core as mx
+import msgspec
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 Dtype = Literal["float32", "native"]
@@ -68,9 +68,11 @@ class _Gguf:
 
     def __init__(self, path: Path) -> None:
         try:
-            self.tensors, self._metadata = mx.load(str(path), format="gguf", return_metadata=True)
+            loaded: Any = mx.load(str(path), format="gguf", return_metadata=True)
         except (RuntimeError, ValueError) as err:
             raise ConversionError(f"{path.name} can't be read as a GGUF: {err}") from err
+        self.tensors: dict[str, mx.array] = loaded[0]
+        self._metadata: dict[str, Any] = loaded[1]
 
     def get(self, key: str) -> Any:
         value = self._metadata.get(key)

@@ -1,0 +1,80 @@
+"""The detokeniser: streamed pieces concatenated are the whole text, and nothing settles too early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from mlxpool.worker.text.detokeniser import ByteDetokeniser, WindowDetokeniser
+
+
+def single_byte(token: int) -> bytes:
+    return bytes([token])
+
+
+def stream(detokeniser: ByteDetokeniser | WindowDetokeniser, ids: Sequence[int]) -> list[str]:
+    return [*(detokeniser.add(token) for token in ids), detokeniser.finish()]
+
+
+def test_a_character_cut_over_tokens_comes_out_once_and_whole() -> None:
+    pieces = stream(ByteDetokeniser(single_byte), "é€😀".encode())
+    assert pieces == ["", "é", "", "", "€", "", "", "", "😀", ""]
+
+
+def test_an_incomplete_character_is_flushed_at_the_end() -> None:
+    assert stream(ByteDetokeniser(single_byte), b"a\xe2\x82") == ["a", "", "", "\ufffd"]
+
+
+@given(st.lists(st.integers(0, 255)))
+def test_any_bytes_decode_as_the_whole_does(data: list[int]) -> None:
+    streamed = "".join(stream(ByteDetokeniser(single_byte), data))
+    assert streamed == bytes(data).decode("utf-8", errors="replace")
+
+
+def sentencepiece() -> Tokenizer:
+    """Metaspace words with byte fallback, whose decoder strips the first space of a text."""
+    words = ["▁Hello", "▁world", "▁", "!", "ing"]
+    vocab = {token: i for i, token in enumerate([f"<0x{byte:02X}>" for byte in range(256)] + words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
+    )
+    return tokenizer
+
+
+def test_only_the_first_space_of_a_text_is_stripped() -> None:
+    tokenizer = sentencepiece()
+    ids = [tokenizer.token_to_id(token) for token in ("▁Hello", "▁world", "!", "▁", "▁world", "ing")]
+    assert stream(WindowDetokeniser(tokenizer.decode), ids) == [
+        "Hello", " world", "!", " ", " world", "ing", "",
+    ]  # fmt: skip
+
+
+def test_byte_fallback_holds_an_incomplete_character() -> None:
+    tokenizer = sentencepiece()
+    ids = [tokenizer.token_to_id("▁Hello"), *"😀".encode(), tokenizer.token_to_id("!")]
+    assert stream(WindowDetokeniser(tokenizer.decode), ids) == ["Hello", "", "", "", "😀", "!", ""]
+
+
+@given(st.lists(st.sampled_from(["▁Hello", "▁world", "▁", "!", "ing", "é", "😀"])))
+def test_a_window_decodes_as_the_whole_does(tokens: list[str]) -> None:
+    tokenizer = sentencepiece()
+    ids: list[int] = []
+    for token in tokens:
+        known = tokenizer.token_to_id(token)
+        ids.extend(token.encode() if known is None else [known])
+    assert "".join(stream(WindowDetokeniser(tokenizer.decode), ids)) == tokenizer.decode(ids)
+
+
+def test_invalid_bytes_are_not_held_for_ever() -> None:
+    detokeniser = WindowDetokeniser(sentencepiece().decode)
+    given_out = "".join(detokeniser.add(0xFF) for _ in range(100))
+    assert len(given_out) >= 90

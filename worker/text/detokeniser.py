@@ -1,0 +1,74 @@
+"""Token ids to text, as they come: the longest prefix that can no longer change.
+
+Two kinds of vocabulary, two ways. In byte-level BPE every token is a known string of bytes, so an
+incremental UTF-8 decoder is exact and costs the same for every token: only an incomplete character at
+the end is held. Elsewhere (SentencePiece with byte fallback, WordPiece) a token's text depends on its
+neighbours, so a short window of ids is decoded with and without the new token and the difference is the
+new text; the window's start is kept one step behind, which is what keeps a decoder that strips the
+leading space of a text from stripping one inside it. Either way the whole answer is the concatenation of
+what was streamed, so the two can't differ.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+# Ids a window may hold back while its text ends in an incomplete character. A character has at most 4
+# bytes, so more ids than that which still end in a replacement character are not going to complete.
+_HELD_IDS_LIMIT = 8
+
+
+class Detokeniser(Protocol):
+    """One row's ids to text; the row's owner calls `add` per token and `finish` once."""
+
+    def add(self, token: int) -> str:
+        """The text that `token` settles; may be empty."""
+
+    def finish(self) -> str:
+        """What was held; an incomplete character comes out as U+FFFD."""
+
+
+class ByteDetokeniser:
+    """For byte-level vocabularies: token_bytes(id) is the token's bytes, b"" for special tokens."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, token: int) -> str:
+        return self._decoder.decode(self._token_bytes(token))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokeniser:
+    """For every other vocabulary: decode(ids) is the tokenizer's own decoding, special tokens skipped."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._settled = 0  # ids of the window whose text has been given out
+        self._settled_text = ""  # their decoding
+
+    def add(self, token: int) -> str:
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        held = len(self._ids) - self._settled
+        if text.endswith(_REPLACEMENT) and held < _HELD_IDS_LIMIT:
+            return ""
+        return self._settle(text)
+
+    def finish(self) -> str:
+        return self._settle(self._decode(self._ids)) if self._ids else ""
+
+    def _settle(self, text: str) -> str:
+        new = text[len(self._settled_text) :]
+        self._ids = self._ids[self._settled :]
+        self._settled = len(self._ids)
+        self._settled_text = self._decode(self._ids)
+        return new
