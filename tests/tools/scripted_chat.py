@@ -1,0 +1,374 @@
+"""The answers of a scripted worker: chat whole and streamed, health, stats, drain, and their faults.
+
+`Engine` plays engine and HTTP surface in one: its counters are what heartbeats and `/stats` report. It
+works in one event loop and nothing else mutates it. A row is *owed* from its admission to its last token,
+except while its client reads more slowly than it writes; a row of a hung engine stays owed even when its
+client has left, because a hung engine acts on no mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from typing import Literal, NoReturn, Protocol
+
+import msgspec
+
+from mlxpool.shared import errors
+from mlxpool.shared.control import (
+    HEADER_ASKED_MODEL,
+    HEADER_CREATED,
+    HEADER_REQUEST_ID,
+    HEADER_RESPONSE_ID,
+    DrainReport,
+    Launch,
+    WorkerStats,
+)
+from tests.tools.scripted_http import Exchange, Request
+from tests.tools.scripted_script import Script, TokenText
+
+# Prefill shows progress this often, as chunks of a real one do.
+PREFILL_SLICE_S = 0.02
+
+
+class Part(msgspec.Struct):
+    """One part of a message that comes in parts; only its text is read."""
+
+    text: str = ""
+
+
+class Message(msgspec.Struct):
+    """One message of a chat."""
+
+    role: str
+    content: str | list[Part]
+
+    def text(self) -> str:
+        """The message as one string."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class StreamOptions(msgspec.Struct):
+    """`stream_options`."""
+
+    include_usage: bool = False
+
+
+class Chat(msgspec.Struct):
+    """The fields of a chat request that change a scripted answer; the others are not read."""
+
+    messages: list[Message]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+
+class Process(Protocol):
+    """What the engine needs of the process it lives in."""
+
+    @property
+    def life(self) -> Log:
+        """The log of life events."""
+        ...
+
+    def crash(self) -> NoReturn:
+        """Dies as the script says."""
+        ...
+
+
+class Log(Protocol):
+    """The log of life events."""
+
+    def record(self, event: str, **fields: object) -> None:
+        """Writes one event."""
+        ...
+
+
+class Row:
+    """One chat under way: what was asked, and how its answer is identified."""
+
+    def __init__(self, request: Request, launch: Launch, script: Script) -> None:
+        headers = request.headers
+        chat = msgspec.json.decode(request.body, type=Chat)
+        if not chat.messages:
+            raise msgspec.ValidationError("Expected at least one message - at `$.messages`")
+        self.prompt = chat.messages[-1].text()
+        self.stream = chat.stream
+        self.usage_apart = chat.stream_options is not None and chat.stream_options.include_usage
+        limit = chat.max_completion_tokens or chat.max_tokens or script.tokens
+        self.count = min(script.tokens, limit)
+        self.finish: Literal["stop", "length"] = "stop" if script.tokens <= limit else "length"
+        self.prompt_tokens = sum(len(message.text().split()) for message in chat.messages)
+        self.faulty = script.fault_on in self.prompt
+        self.text = TokenText(script.text, launch.model, self.prompt)
+        self.done = 0
+        self.request_id = headers.get(HEADER_REQUEST_ID.lower(), "")
+        # The parent has opened this stream already: the role chunk is out, under this id.
+        self.opened = headers.get(HEADER_RESPONSE_ID.lower(), "")
+        self.id = self.opened or f"chatcmpl-{uuid.uuid4().hex}"
+        self.created = int(headers.get(HEADER_CREATED.lower(), 0) or time.time())
+        self.model = headers.get(HEADER_ASKED_MODEL.lower()) or launch.model
+        # A chunk with one token's text is made by joining bytes: the benchmarks send a great many.
+        mark = "\0"
+        self._before, self._after = self.event([self._choice({"content": mark})]).split(
+            msgspec.json.encode(mark), 1
+        )
+
+    def usage(self) -> dict[str, object]:
+        """The usage so far."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.done,
+            "total_tokens": self.prompt_tokens + self.done,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+
+    def event(self, choices: list[dict[str, object]], **more: object) -> bytes:
+        """One event of the stream."""
+        body = {
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.model,
+        }
+        return b"data: " + msgspec.json.encode(body | {"choices": choices} | more) + b"\n\n"
+
+    def token_event(self, index: int) -> bytes:
+        """The event of one token."""
+        return self._before + msgspec.json.encode(self.text(index)) + self._after
+
+    def role_event(self) -> bytes:
+        """The first event of a stream that the worker opens."""
+        return self.event([self._choice({"role": "assistant", "content": ""})])
+
+    def silent_event(self) -> bytes:
+        """A keep-alive."""
+        return self.event([self._choice({})])
+
+    def last_events(self) -> bytes:
+        """Finish, usage and terminal marker."""
+        end = [self._choice({}, self.finish)]
+        if not self.usage_apart:
+            return self.event(end, usage=self.usage()) + b"data: [DONE]\n\n"
+        return self.event(end) + self.event([], usage=self.usage()) + b"data: [DONE]\n\n"
+
+    def body(self) -> bytes:
+        """The whole answer of a chat that is not streamed."""
+        text = "".join(self.text(i) for i in range(self.done))
+        message = {"role": "assistant", "content": text}
+        body = {
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": self.finish}],
+            "usage": self.usage(),
+        }
+        return msgspec.json.encode(body)
+
+    @staticmethod
+    def _choice(delta: dict[str, object], finish: str | None = None) -> dict[str, object]:
+        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+
+
+class Engine:
+    """Serves the socket of one scripted worker."""
+
+    def __init__(self, launch: Launch, script: Script, weights_bytes: int, process: Process) -> None:
+        self._launch = launch
+        self._script = script
+        self._weights_bytes = weights_bytes
+        self._process = process
+        self._rows: set[Row] = set()
+        self._owed: set[Row] = set()
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._requests = self._prompt_tokens = self._cancelled = self._errors = 0
+        self.tokens = 0
+        self.progress = 0
+        self.hung = False
+
+    @property
+    def pending(self) -> int:
+        """Rows that work is owed to; an engine that hangs in its load owes that."""
+        return len(self._owed) or int(self.hung)
+
+    async def answer(self, request: Request, out: Exchange) -> None:
+        """One request of whatever path."""
+        match request.method, request.path:
+            case "GET", "/health":
+                healthy = not self._script.health_fails
+                out.whole(200 if healthy else 503, b'{"status":"ok"}' if healthy else b'{"status":"failing"}')
+            case "GET", "/stats":
+                out.whole(200, msgspec.json.encode(self._stats()))
+            case "POST", "/control/drain":
+                await self._drain(request, out)
+            case "POST", "/v1/chat/completions":
+                await self._chat(request, out)
+            case method, path:
+                self._refuse(out, errors.error("not_found", f"{method} {path}: no such path on a worker"), "")
+
+    # Inside
+
+    def _stats(self) -> WorkerStats:
+        return WorkerStats(
+            model=self._launch.model,
+            requests=self._requests,
+            prompt_tokens=self._prompt_tokens,
+            tokens=self.tokens,
+            cancelled=self._cancelled,
+            errors=self._errors,
+            rows=len(self._rows),
+            waiting=0,
+            progress=self.progress,
+            prefill_chunk=self._launch.prefill_chunk or 0,
+            context=self._launch.context,
+            batch=self._launch.batch,
+            kv_pool_bytes=self._launch.kv_pool_bytes,
+            kv_used_bytes=0,
+            active_bytes=0,
+            peak_bytes=0,
+            cache_bytes=0,
+            weights_bytes=self._weights_bytes,
+            backend="scripted",
+            dtype="none",
+            tokens_per_s=self._script.tokens_per_s,
+        )
+
+    def _refuse(self, out: Exchange, err: errors.ApiError, request_id: str) -> None:
+        self._errors += 1
+        out.whole(err.status, errors.encode(err), {HEADER_REQUEST_ID: request_id, **err.headers()})
+
+    async def _drain(self, request: Request, out: Exchange) -> None:
+        self._draining = True
+        self._process.life.record("drain", rows=len(self._rows))
+        start = time.monotonic()
+        if self._script.never_drain:
+            await asyncio.get_running_loop().create_future()
+        try:
+            timeout_s = float(request.query.get("timeout_s", "120"))
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            pass
+        except ValueError:
+            bad = f"timeout_s: {request.query['timeout_s']!r} is not a number of seconds"
+            self._refuse(out, errors.error("invalid_request", bad, param="timeout_s"), "")
+            return
+        await asyncio.sleep(self._script.drain_s)
+        elapsed_ms = (time.monotonic() - start) * 1000
+        out.whole(200, msgspec.json.encode(DrainReport(durable=True, elapsed_ms=elapsed_ms)))
+        self._process.life.record("drained", rows=len(self._rows))
+
+    async def _chat(self, request: Request, out: Exchange) -> None:
+        request_id = request.headers.get(HEADER_REQUEST_ID.lower(), "")
+        if self._draining:
+            self._refuse(
+                out, errors.error("shutting_down", "this worker drains", retry_after_s=1), request_id
+            )
+            return
+        try:
+            row = Row(request, self._launch, self._script)
+        except msgspec.DecodeError as err:
+            self._refuse(out, errors.error("invalid_request", str(err)), request_id)
+            return
+        self._requests += 1
+        self._prompt_tokens += row.prompt_tokens
+        self._rows.add(row)
+        self._owed.add(row)
+        self._idle.clear()
+        log = self._process.life.record
+        log("request", request_id=request_id, prompt=row.prompt, stream=row.stream)
+        try:
+            await self._run(row, out)
+            log("done", request_id=request_id, tokens=row.done)
+        except asyncio.CancelledError:
+            self._cancelled += 1
+            log("cancelled", request_id=request_id, tokens=row.done)
+            raise
+        finally:
+            self._rows.discard(row)
+            if not self.hung:
+                self._owed.discard(row)
+            if not self._rows:
+                self._idle.set()
+
+    async def _run(self, row: Row, out: Exchange) -> None:
+        script = self._script
+        if script.status and row.faulty:
+            codes = [code for code, status in errors.STATUS_OF.items() if status == script.status]
+            code = codes[0] if codes else "internal_error"
+            scripted = errors.ApiError(script.status, code, f"scripted answer {script.status}")
+            self._refuse(out, scripted, row.request_id)
+            return
+        if script.slow_headers_s:
+            await self._busy(row, out, script.slow_headers_s)
+        headers = {HEADER_REQUEST_ID: row.request_id}
+        if row.stream:
+            out.start_stream(headers)
+            if not row.opened:
+                out.send(row.role_event())
+        await self._at("prefill", row)
+        await self._busy(row, out, script.prefill_s)
+        await self._decode(row, out)
+        if row.stream:
+            out.send(row.last_events())
+            out.end_stream()
+        else:
+            out.whole(200, row.body(), headers)
+
+    async def _at(self, moment: Literal["prefill", "decode"], row: Row) -> None:
+        """The script's fault of this moment; and a hung engine holds every row, whoever hung it."""
+        if row.faulty and self._script.crash_at == moment:
+            self._process.crash()
+        if row.faulty and self._script.hang_at == moment:
+            self.hung = True
+        if self.hung:
+            await asyncio.get_running_loop().create_future()
+
+    async def _busy(self, row: Row, out: Exchange, seconds: float) -> None:
+        """Work that shows progress but yields no token: prefill, or an answer slow to begin."""
+        self.progress += 1
+        end = time.monotonic() + seconds
+        said = time.monotonic()
+        while (now := time.monotonic()) < end:
+            if row.stream and out.head_sent and now - said >= self._script.keepalive_s:
+                out.send(row.silent_event())
+                said = now
+            await asyncio.sleep(min(PREFILL_SLICE_S, end - now))
+            if self.hung:
+                await asyncio.get_running_loop().create_future()
+            self.progress += 1
+
+    async def _decode(self, row: Row, out: Exchange) -> None:
+        script = self._script
+        period_s = 1 / script.tokens_per_s if script.tokens_per_s else 0.0
+        start = time.monotonic()
+        fault_after = script.fault_after_tokens if row.faulty else -1
+        while row.done < row.count:
+            first, last = row.done, min(row.done + script.events_per_write, row.count)
+            if first < fault_after < last:
+                last = fault_after
+            if period_s:
+                await asyncio.sleep(start + last * period_s - time.monotonic())
+            if self.hung or first == fault_after:
+                await self._at("decode", row)
+            if row.stream:
+                if first == fault_after and script.half_event_then_crash:
+                    event = row.token_event(first)
+                    out.send(event[: len(event) // 2])
+                    await out.flushed()
+                    self._process.crash()
+                out.send(b"".join([row.token_event(i) for i in range(first, last)]))
+            row.done = last
+            self.tokens += last - first
+            self.progress += 1
+            if out.blocked:
+                self._owed.discard(row)
+                await out.writable()
+                self._owed.add(row)
+            elif not period_s:
+                # Every write gives way to other rows and to a client that leaves.
+                await asyncio.sleep(0)
