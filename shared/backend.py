@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -99,6 +98,8 @@ def find_openblas() -> str | None:
 
 def _loader_cache_openblas() -> Iterator[str]:
     """Paths the dynamic loader's cache has for OpenBLAS of this architecture."""
+    import subprocess
+
     command = ["/sbin/ldconfig", "-p"]
     try:
         listed = subprocess.run(

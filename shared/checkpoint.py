@@ -1,0 +1,231 @@
+"""What a model folder says about itself, without reading a tensor.
+
+A safetensors file begins with a length and a JSON table of its tensors: type, shape and byte range. So
+names, sizes and most faults of a download (a missing shard, a file cut short) are known from a few
+kilobytes per file, and a broken folder is refused before a worker is started for it. The files are those
+mlx-lm loads, `model*.safetensors`; an index file is believed only where it agrees with them.
+
+Nothing here is kept or changed: `read` and `stamp` look at the folder and return values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+CONFIG_FILE = "config.json"
+INDEX_FILE = "model.safetensors.index.json"
+WEIGHTS_PATTERN = "model*.safetensors"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+
+# The safetensors format's own limit on a header.
+MAX_HEADER_BYTES = 100_000_000
+# A config is a few kilobytes; the largest index seen (60,000 tensors) is under 6 MB.
+MAX_JSON_BYTES = 64 * 1024 * 1024
+_LENGTH_BYTES = 8
+
+# Bits of one element, by the format's names.
+DTYPE_BITS = {
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
+    "U32": 32, "I32": 32, "F32": 32,
+    "U64": 64, "I64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+
+class CheckpointError(Exception):
+    """The folder holds no model that can be loaded. One line that names the file and what is wrong."""
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One tensor as its file's header describes it. dtype: a key of DTYPE_BITS."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A model folder that looks whole.
+
+    config: config.json, parsed. tensors: by name, over all files. files: names of the weight files.
+    stamp: `stamp(folder)` as it was before reading.
+    """
+
+    folder: Path
+    model_type: str
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    files: tuple[str, ...]
+    weights_bytes: int
+    stamp: str
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+_HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENTRY = msgspec.json.Decoder(_Entry)
+_INDEX = msgspec.json.Decoder(_Index)
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+def read(folder: Path) -> Checkpoint:
+    """The checkpoint in `folder`. Raises CheckpointError."""
+    identity = stamp(folder)
+    config = _read_config(folder / CONFIG_FILE)
+    files = sorted(path.name for path in folder.glob(WEIGHTS_PATTERN) if path.is_file())
+    index = _read_index(folder / INDEX_FILE)
+    for shard in sorted(set(index.values()) - set(files)):
+        raise CheckpointError(f"{INDEX_FILE}: lists {shard!r}, which is not in the folder")
+    if not files:
+        raise CheckpointError(f"{folder.name}: no {WEIGHTS_PATTERN} file in the folder")
+    tensors: dict[str, Tensor] = {}
+    home: dict[str, str] = {}
+    for name in files:
+        for tensor, described in read_header(folder / name).items():
+            if tensor in tensors:
+                raise CheckpointError(f"{name}: tensor {tensor!r} is in {home[tensor]} already")
+            tensors[tensor] = described
+            home[tensor] = name
+    for tensor, shard in index.items():
+        if home.get(tensor) != shard:
+            raise CheckpointError(f"{INDEX_FILE}: lists tensor {tensor!r} in {shard}, which does not hold it")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise CheckpointError(f"{folder.name}: no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
+    return Checkpoint(
+        folder=folder,
+        model_type=config["model_type"],
+        config=config,
+        tensors=tensors,
+        files=tuple(files),
+        weights_bytes=sum(tensor.size_bytes for tensor in tensors.values()),
+        stamp=identity,
+    )
+
+
+def stamp(folder: Path) -> str:
+    """A cheap identity of the folder's files: it changes when a name, a size or a time of writing does.
+
+    Raises CheckpointError where the folder can't be listed.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        with os.scandir(folder) as entries:
+            files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
+    except OSError as problem:
+        raise CheckpointError(f"{folder.name}: can't be listed: {problem.strerror}") from None
+    for name, status in files:
+        digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors of one safetensors file, from its header alone. Raises CheckpointError."""
+    try:
+        with path.open("rb") as file:
+            file_bytes = os.fstat(file.fileno()).st_size
+            header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            data_bytes = file_bytes - _LENGTH_BYTES - header_bytes
+            if file_bytes < _LENGTH_BYTES or data_bytes < 0 or header_bytes > MAX_HEADER_BYTES:
+                raise CheckpointError(
+                    f"{path.name}: no safetensors file, or cut short within its header: {file_bytes} bytes"
+                )
+            header = file.read(header_bytes)
+    except OSError as problem:
+        raise CheckpointError(f"{path.name}: can't be read: {problem.strerror}") from None
+    try:
+        entries = {
+            name: _ENTRY.decode(raw) for name, raw in _HEADER.decode(header).items() if name != "__metadata__"
+        }
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise CheckpointError(f"{path.name}: its header is no safetensors header: {problem}") from None
+    tensors = {name: _tensor(path.name, name, entry) for name, entry in entries.items()}
+    _check_layout(path.name, entries, data_bytes)
+    return tensors
+
+
+def _tensor(file: str, name: str, entry: _Entry) -> Tensor:
+    bits = DTYPE_BITS.get(entry.dtype)
+    if bits is None:
+        raise CheckpointError(f"{file}: tensor {name!r} has the unknown type {entry.dtype!r}")
+    begin, end = entry.data_offsets
+    if min(entry.shape, default=0) < 0 or not 0 <= begin <= end:
+        raise CheckpointError(
+            f"{file}: tensor {name!r} has an impossible shape or range: {list(entry.shape)}, {begin} to {end}"
+        )
+    tensor = Tensor(entry.dtype, entry.shape, end - begin)
+    if tensor.elements * bits != tensor.size_bytes * 8:
+        raise CheckpointError(
+            f"{file}: tensor {name!r} of {entry.dtype} {list(entry.shape)} can't be {tensor.size_bytes} bytes"
+        )
+    return tensor
+
+
+def _check_layout(file: str, entries: dict[str, _Entry], data_bytes: int) -> None:
+    """The tensors must cover the file's data exactly, in some order, without gap or overlap."""
+    covered = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        begin, end = entry.data_offsets
+        if begin != covered:
+            raise CheckpointError(f"{file}: tensor {name!r} begins at {begin} where {covered} was due")
+        covered = end
+    if data_bytes < covered:
+        raise CheckpointError(f"{file}: {covered - data_bytes} bytes shorter than its header says")
+    if data_bytes > covered:
+        raise CheckpointError(f"{file}: {data_bytes - covered} bytes longer than its header says")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    raw = _read_small(path)
+    if raw is None:
+        raise CheckpointError(f"{path.parent.name}: no {path.name} in the folder")
+    try:
+        config = _OBJECT.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise CheckpointError(f"{path.name}: no JSON object: {problem}") from None
+    if not isinstance(config.get("model_type"), str) or not config["model_type"]:
+        raise CheckpointError(f"{path.name}: has no model_type: which architecture it is can't be known")
+    return config
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Tensor → shard of the index file, {} where there is none."""
+    raw = _read_small(path)
+    if raw is None:
+        return {}
+    try:
+        return _INDEX.decode(raw).weight_map
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise CheckpointError(f"{path.name}: no safetensors index: {problem}") from None
+
+
+def _read_small(path: Path) -> bytes | None:
+    """The bytes of a JSON file, None where there is no such file."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_JSON_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise CheckpointError(f"{path.name}: can't be read: {problem.strerror}") from None
+    if len(raw) > MAX_JSON_BYTES:
+        raise CheckpointError(f"{path.name}: larger than {MAX_JSON_BYTES} bytes")
+    return raw
