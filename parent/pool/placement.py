@@ -1,0 +1,142 @@
+"""Who may start and who must go: the memory decision, as a pure function of the slots.
+
+`place` walks the models that have waiting tickets in the order of their oldest ticket (first come, first
+served over all models) and keeps three sums: what is free now, what is being released, and what is promised
+to those ahead in the line. A model starts when its plan fits what is free without touching a promise. When it
+needs room, victims are taken from ready, unpinned models: idle ones first, least recently used first. Idle
+victims are drained at once; busy ones are *closing*: tickets that were queued for them already are served,
+later ones wait behind the eviction. Nothing here is latched: a victim that stops being needed reopens with
+the next call. It decides and changes nothing; `Scheduler` carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .state import Slot
+
+
+@dataclass
+class Placement:
+    """What `place` decided.
+
+    start: models to start now with their whole plan reserved. wait: models that may start a process and
+    import (their overhead fits) but touch no weights yet. go: starting models whose room is there now.
+    drain: idle victims, and imports that must yield. closing: busy victim → first ticket number that waits
+    behind the eviction. blocked: model → those it needs gone before it can load.
+    """
+
+    start: list[str] = field(default_factory=list)
+    wait: list[str] = field(default_factory=list)
+    go: list[str] = field(default_factory=list)
+    drain: list[str] = field(default_factory=list)
+    closing: dict[str, int] = field(default_factory=dict)
+    blocked: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def place(slots: Iterable[Slot], budget: int, next_ticket: int) -> Placement:
+    """The next moves for these slots within `budget` bytes. `next_ticket`: the number after the newest."""
+    slots = list(slots)
+    out = Placement()
+    demands = sorted(
+        (s for s in slots if s.waiting and s.phase != "ready"), key=lambda s: s.waiting[0].number
+    )
+    excess = sum(max(0, s.footprint - s.reserved) for s in slots if s.alive)
+    free = budget - sum(s.reserved for s in slots) - excess
+    releasing = sum(s.reserved for s in slots if s.phase in ("draining", "stopping"))
+    promised = 0
+    taken: set[str] = set()
+
+    for slot in demands:
+        plan = slot.spec.planned_bytes
+        if slot.phase == "loading" or (slot.phase == "starting" and slot.told_go):
+            continue
+        if slot.phase in ("draining", "stopping"):
+            promised += plan  # it starts again once it is gone; nobody younger takes its room
+            continue
+        need = slot.claim if slot.phase == "starting" else plan
+        if need <= free and need <= free + releasing - promised:
+            (out.go if slot.phase == "starting" else out.start).append(slot.name)
+            free -= need
+            continue
+        shortfall = need - (free + releasing - promised)
+        if shortfall > 0:
+            barrier = slot.evicts_from if slot.evicts_from is not None else next_ticket
+            victims = _victims(slots, slot, shortfall, barrier, taken)
+            taken.update(v.name for v in victims)
+            if any(v.phase == "ready" and v.owes(barrier) for v in victims):
+                out.closing.update((v.name, barrier) for v in victims if v.phase == "ready")
+                out.blocked[slot.name] = tuple(v.name for v in victims)
+                releasing += sum(v.reserved for v in victims)
+                promised += need
+                continue
+            out.drain.extend(v.name for v in victims)
+            releasing += sum(v.reserved for v in victims)
+            if not victims:
+                # Nothing may go yet (others load, or are pinned): hold the place in the line.
+                out.blocked[slot.name] = ()
+                promised += need
+                continue
+        out.blocked[slot.name] = tuple(s.name for s in slots if s.phase in ("draining", "stopping"))
+        if slot.phase != "starting" and 0 < slot.spec.overhead_bytes <= free and not out.closing:
+            # Importing while the victim drains is what makes a swap cost the weights alone. Behind a busy
+            # victim it would only hold memory for an unknown time.
+            out.wait.append(slot.name)
+            free -= slot.spec.overhead_bytes
+            need -= slot.spec.overhead_bytes
+        promised += need
+    return out
+
+
+def _victims(slots: list[Slot], demand: Slot, shortfall: int, barrier: int, taken: set[str]) -> list[Slot]:
+    """Least recently used models that free at least `shortfall` bytes; none if all together can't.
+
+    Besides ready, unpinned models these are workers of younger demands that were let import ahead of their
+    turn: without weights they cost nothing to stop.
+    """
+
+    def rank(slot: Slot) -> tuple[int, float]:
+        if slot.phase == "starting":
+            return (0, 0.0)
+        # A busy model is ordered by its last grant: a closing one gets none, so the choice can't flip back
+        # and forth between two busy models for ever.
+        return (2, slot.last_granted) if slot.owes(barrier) else (1, slot.last_used)
+
+    def may_go(slot: Slot) -> bool:
+        if slot is demand or slot.name in taken:
+            return False
+        if slot.phase == "starting":
+            return not slot.told_go and (
+                not slot.waiting or slot.waiting[0].number > demand.waiting[0].number
+            )
+        return slot.phase == "ready" and not slot.pinned
+
+    candidates = sorted(filter(may_go, slots), key=rank)
+    chosen: list[Slot] = []
+    freed = 0
+    for slot in candidates:
+        if freed >= shortfall:
+            break
+        chosen.append(slot)
+        freed += slot.reserved
+    if freed < shortfall:
+        return []
+    # An early small victim may have become needless once a later large one was added.
+    for slot in list(chosen):
+        if freed - slot.reserved >= shortfall:
+            chosen.remove(slot)
+            freed -= slot.reserved
+    return chosen
+
+
+def over_budget_victim(slots: Iterable[Slot], budget: int) -> str | None:
+    """The idle model to evict because real footprints pass the budget, or None.
+
+    The last resident model is kept: evicting it would only load it again for its next request.
+    """
+    resident = [s for s in slots if s.alive]
+    if sum(max(s.reserved, s.footprint) for s in resident) <= budget or len(resident) < 2:
+        return None
+    idle = [s for s in resident if s.phase == "ready" and not s.pinned and not s.running and not s.waiting]
+    return min(idle, key=lambda s: s.last_used).name if idle else None

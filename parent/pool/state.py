@@ -1,0 +1,109 @@
+"""What the scheduler remembers: specs, tickets and one slot per model.
+
+Plain data, owned and mutated by `Scheduler` alone; `placement` reads it. A slot exists from the first time
+its model is spoken of and never goes away, so pins, failures and crash history survive a worker.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mlxpool.shared.control import Phase
+
+# States whose worker holds weights (or is on its way to): their plans count against the budget in full.
+HOLDS_WEIGHTS: frozenset[Phase] = frozenset({"loading", "ready", "draining", "stopping"})
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a start of this model would take, as the library sees its files now.
+
+    planned_bytes: reserved from the decision to load until the process is gone. overhead_bytes: the part of
+    it that a worker without weights uses. max_running: tickets granted at once. idle_ttl_s: None = never.
+    fault: why it can't be loaded at all. too_large: why no budget here could hold it.
+    """
+
+    name: str
+    planned_bytes: int
+    overhead_bytes: int = 0
+    max_running: int = 8
+    queue_limit: int = 64
+    idle_ttl_s: float | None = 900.0
+    stamp: str = ""
+    fault: str | None = None
+    too_large: str | None = None
+
+
+@dataclass
+class Ticket:
+    """One request's place: queued → granted → done. In flight from admission to the end of its body.
+
+    number: order of arrival over all models. internal: made by `load`, done the moment it is granted.
+    keep_alive_s: the idle time-out this request wants for its model; negative = never, None = not said.
+    """
+
+    number: int
+    model: str
+    arrived: float
+    internal: bool = False
+    keep_alive_s: float | None = None
+    state: Literal["queued", "granted", "done"] = "queued"
+    worker: int = 0
+
+
+@dataclass
+class Slot:
+    """Everything about one model. `reserved` is what the budget is charged for it right now."""
+
+    name: str
+    spec: ModelSpec
+    phase: Phase = "absent"
+    worker: int = 0  # number of the current worker, 0 when there is none
+    told_go: bool = False  # the worker may touch weights
+    imported: bool = False
+    reserved: int = 0
+    footprint: int = 0
+    since: float = 0.0
+    pinned: bool = False
+    waiting: deque[Ticket] = field(default_factory=deque)
+    running: dict[int, Ticket] = field(default_factory=dict)
+    last_used: float = 0.0
+    last_granted: float = 0.0
+    last_progress: float = 0.0
+    progress: int = -1
+    loaded_bytes: int = 0
+    total_bytes: int = 0
+    keep_alive_s: float | None = None
+    # Tickets numbered below this are served before the unload that was asked for.
+    unload_before: int | None = None
+    # Set while this model's tickets wait for an eviction: tickets below it are served by the victim first.
+    evicts_from: int | None = None
+    failures: int = 0
+    retry_at: float = 0.0
+    reason: str | None = None
+    crashes: deque[float] = field(default_factory=deque)
+    cooldown_s: float = 0.0
+    restarts: int = 0
+    revive: bool = False  # pinned, crashed, and to be loaded again
+
+    @property
+    def alive(self) -> bool:
+        """True while a process exists for this model."""
+        return self.worker != 0
+
+    @property
+    def claim(self) -> int:
+        """Bytes its start will take once its victims are gone, beyond what it is charged now."""
+        return self.spec.planned_bytes - self.reserved if self.phase == "starting" and not self.told_go else 0
+
+    @property
+    def idle_ttl_s(self) -> float | None:
+        """Seconds without a ticket after which it is unloaded; None = never."""
+        ttl = self.spec.idle_ttl_s if self.keep_alive_s is None else self.keep_alive_s
+        return None if ttl is None or ttl < 0 else ttl
+
+    def owes(self, before: int) -> bool:
+        """True when it runs a ticket, or queues one that arrived before ticket number `before`."""
+        return bool(self.running) or (bool(self.waiting) and self.waiting[0].number < before)

@@ -1,0 +1,8 @@
+"""Test helpers are plain modules beside the tests; this makes them importable."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+for folder in (HERE / "unit", HERE / "tools", HERE / "system"):
+    sys.path.insert(0, str(folder))

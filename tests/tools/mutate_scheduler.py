@@ -1,0 +1,254 @@
+"""Break the scheduler's rules one at a time and see the tests fail.
+
+    python tests/tools/mutate_scheduler.py [--machine-only]
+
+Each mutation is applied to a copy of the package in a temporary folder; the working tree is never touched.
+Prints one line per rule and exits non-zero if a mutation survives.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEDULER, PLACEMENT, ADMISSION = (f"parent/pool/{n}.py" for n in ("scheduler", "placement", "admission"))
+
+# rule, file, text, replacement
+MUTATIONS: list[tuple[str, str, str, str]] = [
+    (
+        "memory is reserved at the decision",
+        SCHEDULER,
+        "slot.reserved = slot.spec.planned_bytes if go else slot.spec.overhead_bytes",
+        "slot.reserved = 0",
+    ),
+    (
+        "memory stays reserved until the process is gone",
+        SCHEDULER,
+        "self._fx.stop(slot.worker)",
+        "slot.reserved = 0; self._fx.stop(slot.worker)",
+    ),
+    (
+        "a start must fit what is free",
+        PLACEMENT,
+        "if need <= free and need <= free + releasing - promised:",
+        "if need <= free + releasing - promised:",
+    ),
+    (
+        "an older request's room is not taken",
+        PLACEMENT,
+        "if need <= free and need <= free + releasing - promised:",
+        "if need <= free:",
+    ),
+    (
+        "an import needs room for its overhead",
+        PLACEMENT,
+        "0 < slot.spec.overhead_bytes <= free",
+        "0 < slot.spec.overhead_bytes",
+    ),
+    (
+        "only ready models are victims",
+        PLACEMENT,
+        'return slot.phase == "ready" and not slot.pinned',
+        'return slot.phase in ("ready", "loading") and not slot.pinned',
+    ),
+    (
+        "pinned models are no victims",
+        PLACEMENT,
+        'return slot.phase == "ready" and not slot.pinned',
+        'return slot.phase == "ready"',
+    ),
+    (
+        "busy models are not drained",
+        PLACEMENT,
+        'if any(v.phase == "ready" and v.owes(barrier) for v in victims):',
+        "if False:",
+    ),
+    ("least recently used first", PLACEMENT, "else (1, slot.last_used)", "else (1, -slot.last_used)"),
+    ("later tickets wait behind an eviction", SCHEDULER, "and slot.waiting[0].number < held", ""),
+    (
+        "tickets already queued for the victim go first",
+        PLACEMENT,
+        "slot.evicts_from if slot.evicts_from is not None else next_ticket",
+        "0",
+    ),
+    (
+        "the line is kept over all models",
+        PLACEMENT,
+        "demands.sort(key=lambda s: s.waiting[0].number)",
+        "demands.sort(key=lambda s: -s.waiting[0].number)",
+    ),
+    (
+        "the choice between busy victims is stable",
+        PLACEMENT,
+        "return (2, slot.last_granted)",
+        "return (2, -slot.last_granted)",
+    ),
+    (
+        "one model's tickets in their order",
+        SCHEDULER,
+        "ticket = slot.waiting.popleft()",
+        "ticket = slot.waiting.pop()",
+    ),
+    ("rows are limited", SCHEDULER, "and len(slot.running) < slot.spec.max_running", ""),
+    ("queues are limited", ADMISSION, "if queued >= slot.spec.queue_limit and not internal:", "if False:"),
+    (
+        "a client that left starts nothing",
+        SCHEDULER,
+        'self._cancel_load(slot, "nobody waits for it any more")\n        elif',
+        "pass\n        elif",
+    ),
+    ("queue time-out", SCHEDULER, "if self._expires(slot, t) <= now]:", "if False]:"),
+    (
+        "idle time-out",
+        SCHEDULER,
+        'is not None and deadline <= now:\n                self._drain(slot, "idle")',
+        'is not None and False:\n                self._drain(slot, "idle")',
+    ),
+    (
+        "pinned models never time out",
+        SCHEDULER,
+        'slot.phase != "ready" or slot.pinned or slot.running',
+        'slot.phase != "ready" or slot.running',
+    ),
+    (
+        "a model in use never times out",
+        SCHEDULER,
+        'slot.phase != "ready" or slot.pinned or slot.running or slot.waiting',
+        'slot.phase != "ready" or slot.pinned',
+    ),
+    ("keep_alive of a request", SCHEDULER, "slot.keep_alive_s = ticket.keep_alive_s", "pass"),
+    (
+        "a failed load is told to every ticket",
+        SCHEDULER,
+        "self._reject(slot, ticket, load_failed(slot.name, reason, rest_s))",
+        "pass",
+    ),
+    (
+        "backoff after a failed load",
+        ADMISSION,
+        "if slot.reason is not None and slot.retry_at > now:",
+        "if False:",
+    ),
+    ("backoff grows", SCHEDULER, "slot.failures += 1", "pass"),
+    (
+        "load by name forgets old failures",
+        SCHEDULER,
+        "slot.failures, slot.cooldown_s, slot.retry_at = 0, 0.0, now",
+        "pass",
+    ),
+    ("a change of files forgets old failures", SCHEDULER, "slot.spec.stamp != spec.stamp", "False"),
+    (
+        "a crash ends the model's streams",
+        SCHEDULER,
+        'self._revoke_all(slot, error("worker_crashed"',
+        'str(("worker_crashed"',
+    ),
+    ("cool-down after three crashes", SCHEDULER, "if len(slot.crashes) >= CRASH_LIMIT:", "if False:"),
+    ("the cool-down doubles", SCHEDULER, "slot.cooldown_s * 2 or COOLDOWN_FIRST_S", "COOLDOWN_FIRST_S"),
+    (
+        "crashes are forgotten after a minute",
+        SCHEDULER,
+        "while slot.crashes[0] < now - CRASH_WINDOW_S:",
+        "while False:",
+    ),
+    ("stall", SCHEDULER, 'if slot.phase in ("ready", "draining") and slot.running:', "if False:"),
+    ("a slow client is no stall", SCHEDULER, "or pending == 0", ""),
+    ("idle time is no stall", SCHEDULER, "slot.last_progress = now  # what it did", "pass  # what it did"),
+    (
+        "load time-out",
+        SCHEDULER,
+        "if (deadline := self._load_deadline(slot)) is not None and deadline <= now:",
+        "if False:",
+    ),
+    ("the same bytes are no loading progress", SCHEDULER, "if done_bytes > slot.loaded_bytes:", "if True:"),
+    (
+        "no weights before go",
+        SCHEDULER,
+        'self._fail(slot, "the worker loads weights before it was told to")',
+        "pass",
+    ),
+    (
+        "forced unload ends streams",
+        SCHEDULER,
+        "            self._revoke_all(slot, _unloaded(name))",
+        "            pass",
+    ),
+    (
+        "unload lets running requests end",
+        SCHEDULER,
+        "if slot.unload_before is not None and not slot.owes(slot.unload_before):",
+        "if slot.unload_before is not None:",
+    ),
+    (
+        "late events are dropped",
+        SCHEDULER,
+        "slot = self._by_worker.pop(worker, None)",
+        "slot = self._by_worker.pop(worker, None) or next(iter(self.slots.values()))",
+    ),
+    (
+        "one load per model",
+        SCHEDULER,
+        'if slot.phase in ("starting", "loading", "ready") and slot.unload_before is None:',
+        "if False:",
+    ),
+    (
+        "shutdown refuses new requests",
+        SCHEDULER,
+        "        if self.closed:\n            raise",
+        "        if False:\n            raise",
+    ),
+]
+
+
+def survives(mutation: tuple[str, str, str, str], tests: list[str]) -> bool:
+    """True when the tests pass although the rule is broken."""
+    _, file, old, new = mutation
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "mlxpool"
+        package.mkdir()
+        for part in ("parent", "shared"):
+            shutil.copytree(ROOT / part, package / part, ignore=shutil.ignore_patterns("__pycache__"))
+        target = package / file
+        text = target.read_text()
+        if text.count(old) < 1:
+            raise SystemExit(f"{mutation[0]}: the text to break is gone from {file}: {old!r}")
+        target.write_text(text.replace(old, new, 1))
+        shutil.copytree(
+            ROOT / "tests" / "unit", Path(folder) / "unit", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        env = dict(os.environ, PYTHONPATH=f"{folder}:{folder}/unit")
+        # The tree copied above shadows the installed package: say so if it does not.
+        probe = "import mlxpool.parent.pool.scheduler as s; print(s.__file__)"
+        seen = subprocess.run(
+            [sys.executable, "-c", probe], env=env, capture_output=True, text=True, check=True
+        ).stdout
+        if folder not in seen:
+            raise SystemExit(f"the copy in {folder} is not what gets imported: {seen}")
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--rootdir", folder]
+        command += [str(Path(folder) / "unit" / t) for t in tests]
+        return subprocess.run(command, env=env, cwd=folder, capture_output=True, check=False).returncode == 0
+
+
+def main() -> int:
+    """Run every mutation; 1 if any survives."""
+    tests = ["test_scheduler_machine.py"]
+    if "--machine-only" not in sys.argv:
+        tests.insert(0, "test_scheduler.py")
+    survivors = 0
+    for mutation in MUTATIONS:
+        alive = survives(mutation, tests)
+        survivors += alive
+        print(f"{'SURVIVES' if alive else 'caught  '}  {mutation[0]}", flush=True)
+    print(
+        f"{len(MUTATIONS) - survivors} of {len(MUTATIONS)} broken rules were caught by {' and '.join(tests)}"
+    )
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,285 @@
+"""What settings accept, what they refuse and in which words, and which layer wins."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from mlxpool.shared import config
+from mlxpool.shared.config import ConfigError, Defaults, ModelSettings, Pool, Server, load
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "config.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refused(folder: Path, text: str) -> str:
+    path = write(folder, text)
+    with pytest.raises(ConfigError) as caught:
+        load(path, {}, {})
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message.removeprefix(f"{path}: ")
+
+
+def test_without_a_file_every_value_is_its_default(tmp_path: Path) -> None:
+    settings = load(None, {"MLXPOOL_HOME": str(tmp_path)}, {})
+    assert settings.server == Server(host="127.0.0.1", port=8420)
+    assert settings.pool == Pool(
+        memory_budget="75%",
+        idle_ttl=900.0,
+        load_timeout=600.0,
+        queue_limit=64,
+        queue_timeout=600.0,
+        stall_timeout=60.0,
+        drain_timeout=120.0,
+    )
+    assert settings.defaults == Defaults()
+    assert settings.home == tmp_path
+    assert settings.origins == {}
+
+
+def test_a_full_file_is_read_in_the_units_it_is_written_in(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """
+        [server]
+        host = "0.0.0.0"
+        port = 9000
+        api_keys = ["one", "two"]
+        allowed_hosts = ["box.local"]
+        allowed_origins = ["https://chat.example"]
+        [pool]
+        memory_budget = "48GB"
+        idle_ttl = "never"
+        load_timeout = "90s"
+        queue_limit = 3
+        drain_timeout = 0
+        [aliases]
+        "claude-*" = "small"
+        [defaults]
+        model = "small"
+        temperature = 1
+        [models."small"]
+        path = "here/small"
+        pin = true
+        idle_ttl = 0
+        context = 4096
+        batch = 2
+        top_k = 40
+        """,
+    )
+    settings = load(path, {}, {})
+    assert settings.server.api_keys == ("one", "two")
+    assert settings.client_key == "one"
+    assert settings.pool.idle_ttl == math.inf
+    assert settings.pool.load_timeout == 90.0
+    assert settings.pool.drain_timeout == 0.0
+    assert settings.budget_bytes(64 * 10**9) == 48 * 10**9
+    assert settings.aliases == {"claude-*": "small"}
+    assert settings.defaults.temperature == 1.0
+    assert settings.models["small"] == ModelSettings(
+        path=str(tmp_path / "here/small"), pin=True, idle_ttl=0.0, context=4096, batch=2, top_k=40
+    )
+
+
+def test_file_gives_way_to_environment_and_environment_to_flags(tmp_path: Path) -> None:
+    path = write(tmp_path, "[server]\nport = 1\n[pool]\nqueue_limit = 1\nstall_timeout = 1\n")
+    env = {"MLXPOOL_SERVER_PORT": "2", "MLXPOOL_POOL_QUEUE_LIMIT": "2"}
+    settings = load(path, env, {"server.port": 3, "server.host": None})
+    assert (settings.server.port, settings.pool.queue_limit, settings.pool.stall_timeout) == (3, 2, 1.0)
+    assert settings.origins == {
+        "server.port": "--port",
+        "pool.queue_limit": "MLXPOOL_POOL_QUEUE_LIMIT",
+        "pool.stall_timeout": str(path),
+    }
+
+
+def test_the_homes_own_file_is_read_when_none_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "[server]\nport = 7\n")
+    settings = load(None, {}, {"home": str(tmp_path)})
+    assert settings.server.port == 7
+    assert settings.config_path == tmp_path / "config.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[sever]\n", "unknown section [sever]; did you mean server?"),
+        ("[server]\nprot = 1\n", "unknown key server.prot; did you mean port?"),
+        ("[server]\nport = 70000\n", "server.port = 70000: use a whole number from 0 to 65535"),
+        ("[server]\nport = true\n", "server.port = True: use a whole number from 0 to 65535"),
+        ('[server]\nport = "80"\n', "server.port = '80': use a whole number from 0 to 65535"),
+        ("server = 3\n", "server = 3: write a table: [server]"),
+        (
+            '[server]\nhost = "0.0.0.0"\n',
+            "server.host = '0.0.0.0': set server.api_keys too, or use a loopback address",
+        ),
+        (
+            '[server]\napi_keys = ["a b"]\n',
+            "server.api_keys = ['a b']: use a list of keys in visible ASCII, without spaces",
+        ),
+        (
+            '[server]\nallowed_origins = ["*"]\n',
+            "server.allowed_origins = ['*']: use a list of origins, like [\"https://chat.example\"]",
+        ),
+        (
+            '[pool]\nmemory_budget = "130%"\n',
+            "pool.memory_budget = '130%': not a share: '130%'; use more than 0% and at most 100%",
+        ),
+        (
+            '[pool]\nmemory_budget = "lots"\n',
+            "pool.memory_budget = 'lots': not a size: 'lots'; use bytes or a unit, like 48GB or 32GiB",
+        ),
+        (
+            "[pool]\nmemory_budget = 0\n",
+            "pool.memory_budget = 0: a budget of 0 holds no model; use a size like 48GB or a share like 75%",
+        ),
+        ("[pool]\nstall_timeout = 0\n", 'pool.stall_timeout = 0: use more than 0 seconds, or a duration like "10m"'),
+        ("[pool]\nidle_ttl = -2\n", "pool.idle_ttl = -2: a duration must be zero or more seconds: -2"),
+        ("[pool]\nqueue_limit = 0\n", "pool.queue_limit = 0: use a whole number, 1 or more"),
+        ("[defaults]\ntop_p = 0\n", "defaults.top_p = 0: use a number above 0 and at most 1"),
+        ("[defaults]\ntemperature = nan\n", "defaults.temperature = nan: use a number from 0 to 2"),
+        ('[models."a"]\nbatch = 0\n', 'models."a".batch = 0: use a whole number from 1 to 256'),
+        ('[models."a"]\nbatches = 1\n', 'unknown key models."a".batches; did you mean batch?'),
+        (
+            '[models."../a"]\nbatch = 1\n',
+            '[models."../a"] is no model name; use the name of a model: a folder\'s name or org/name',
+        ),
+        ('[aliases]\n"a?" = "b"\n', "aliases.\"a?\" = 'b': an alias is a name; * is its only wildcard"),
+        ('[aliases]\n"a" = "b*"\n', "aliases.\"a\" = 'b*': use the name of one model"),
+        (
+            '[aliases]\n"a" = "b"\n"b" = "c"\n',
+            "aliases.\"a\" = 'b': an alias leads to a model, not to another alias",
+        ),
+        ("[cache]\nram = 1\n", "[cache] is not in this version yet; remove the section"),
+        ("[history]\n", "[history] is not in this version yet; remove the section"),
+        ("[colibri]\n", "[colibri] is not in this version yet; remove the section"),
+        ("[pool]\nspare_worker = true\n", "pool.spare_worker is not in this version yet; remove it"),
+        ("[server]\ntrace = true\n", "server.trace is not in this version yet; remove it"),
+        ("[defaults]\nthinking = true\n", "defaults.thinking is not in this version yet; remove it"),
+        ('[models."a"]\nkv_bits = 4\n', 'models."a".kv_bits is not in this version yet; remove it'),
+        ('[models."a"]\nslots = 4\n', 'models."a".slots is not in this version yet; remove it'),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_key_value_and_what_would_work(tmp_path: Path, text: str, message: str) -> None:
+    assert refused(tmp_path, text) == message
+
+
+def test_a_syntax_error_names_its_line(tmp_path: Path) -> None:
+    assert "not valid TOML" in refused(tmp_path, "[server]\nport = = 3\n")
+    assert "line 2" in refused(tmp_path, "[server]\nport = = 3\n")
+    assert "line 3" in refused(tmp_path, "[server]\nport = 3\nhost = [")
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere.toml: no such config file"):
+        load(tmp_path / "nowhere.toml", {}, {})
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="can't be read"):
+        load(path, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (
+            {"MLXPOOL_POOL_IDL_TTL": "1"},
+            "environment: unknown MLXPOOL_POOL_IDL_TTL; did you mean MLXPOOL_POOL_IDLE_TTL?",
+        ),
+        ({"MLXPOOL_CACHE_RAM": "1"}, "environment: MLXPOOL_CACHE_RAM is not in this version yet; unset it"),
+        (
+            {"MLXPOOL_SERVER_TRACE": "1"},
+            "environment: MLXPOOL_SERVER_TRACE is not in this version yet; unset it",
+        ),
+        (
+            {"MLXPOOL_SERVER_PORT": "x"},
+            "environment: MLXPOOL_SERVER_PORT = 'x': use a whole number from 0 to 65535",
+        ),
+    ],
+)
+def test_a_bad_variable_is_refused_by_name(tmp_path: Path, env: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(None, {**env, "MLXPOOL_HOME": str(tmp_path)}, {})
+    assert str(caught.value) == message
+
+
+def test_variables_are_read_as_what_their_key_is(tmp_path: Path) -> None:
+    env = {
+        "MLXPOOL_HOME": str(tmp_path),
+        "MLXPOOL_SERVER_API_KEYS": "one, two",
+        "MLXPOOL_POOL_IDLE_TTL": "-1",
+        "MLXPOOL_POOL_STALL_TIMEOUT": "2m",
+        "MLXPOOL_POOL_MEMORY_BUDGET": "1000000",
+        "MLXPOOL_DEFAULTS_TEMPERATURE": "0.5",
+    }
+    settings = load(None, env, {})
+    assert settings.server.api_keys == ("one", "two")
+    assert settings.pool.idle_ttl == math.inf
+    assert settings.pool.stall_timeout == 120.0
+    assert settings.budget_bytes(10**12) == 1_000_000
+    assert settings.defaults.temperature == 0.5
+
+
+def test_a_models_folder_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--models = .*gone': name a folder that exists"):
+        load(None, {}, {"home": str(tmp_path), "models": (str(tmp_path / "gone"),)})
+    settings = load(None, {}, {"home": str(tmp_path), "models": (str(tmp_path),)})
+    assert settings.model_dirs == (tmp_path,)
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.9.9.9", True), ("192.168.1.2", False),
+     ("::", False), ("box.local", False)],
+)  # fmt: skip
+def test_only_a_loopback_address_needs_no_key(tmp_path: Path, host: str, allowed: bool) -> None:
+    flags = {"home": str(tmp_path), "server.host": host}
+    if allowed:
+        assert load(None, {}, flags).server.host == host
+    else:
+        with pytest.raises(ConfigError, match="set server.api_keys too"):
+            load(None, {}, flags)
+    assert load(None, {"MLXPOOL_SERVER_API_KEYS": "k"}, flags).server.host == host
+
+
+def test_a_model_inherits_what_it_does_not_say(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        '[pool]\nidle_ttl = 5\n[defaults]\ntemperature = 0.2\ntop_k = 3\n[models."a"]\ntop_k = 9\n',
+    )
+    settings = load(path, {}, {})
+    own = settings.model("a")
+    assert (own.idle_ttl, own.temperature, own.top_k, own.batch) == (5.0, 0.2, 9, 8)
+    assert settings.model("unnamed").temperature == 0.2
+
+
+def test_a_budget_is_explicit_only_when_someone_chose_it(tmp_path: Path) -> None:
+    assert not load(None, {}, {"home": str(tmp_path)}).budget_is_explicit
+    assert load(None, {}, {"home": str(tmp_path), "pool.memory_budget": "75%"}).budget_is_explicit
+    assert load(write(tmp_path, '[pool]\nmemory_budget = "75%"\n'), {}, {}).budget_is_explicit
+
+
+@pytest.mark.parametrize("section", [Server, Pool, Defaults, ModelSettings])
+def test_schema_and_struct_name_the_same_keys_with_the_same_defaults(section: type) -> None:
+    schema = config.json_schema()["properties"]
+    if section is ModelSettings:
+        table = schema["models"]["additionalProperties"]
+    else:
+        table = schema[section.__name__.lower()]
+    assert table["additionalProperties"] is False
+    assert list(table["properties"]) == list(section.__struct_fields__)
+    for name, described in table["properties"].items():
+        default = getattr(section(), name)
+        assert described.get("default") == (list(default) if isinstance(default, tuple) else default)
+        assert described["description"].endswith(".")
+
+
+def test_schema_knows_every_section() -> None:
+    assert set(config.json_schema()["properties"]) == {"server", "pool", "defaults", "aliases", "models"}

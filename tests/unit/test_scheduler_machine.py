@@ -1,0 +1,212 @@
+"""The scheduler under every order of events that hypothesis can think of, with design.md's rules as invariants.
+
+The rules are judged from what the scheduler did to the world (pool_world.World), not from its own books.
+`tests/tools/mutate_scheduler.py` breaks the rules one by one and shows that this file or test_scheduler.py fails.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from pool_world import World, model
+
+from mlxpool.parent.pool.state import Ticket
+from mlxpool.shared.errors import ApiError
+
+BUDGET = 20
+SPECS = {
+    "a": model("a", 8, overhead_bytes=2, max_running=2, queue_limit=4, idle_ttl_s=300.0),
+    "b": model("b", 10, overhead_bytes=2, max_running=1, queue_limit=4, idle_ttl_s=None),
+    "c": model("c", 13, overhead_bytes=3, max_running=2, queue_limit=4, idle_ttl_s=30.0),
+    "d": model("d", 20, overhead_bytes=0, max_running=1, queue_limit=3, idle_ttl_s=300.0),
+}
+NAMES = st.sampled_from(sorted(SPECS))
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Clients, processes, an operator and a clock, all acting at random on one pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.pool = self.world.pool(BUDGET, queue_timeout_s=500, load_timeout_s=200, stall_timeout_s=60)
+        self.tickets: list[Ticket] = []
+        self.pinned: set[str] = set()
+        self.failed_until: dict[str, float] = {}
+        self.closed = False
+        self.seen = {"events": 0, "granted": 0}
+
+    # ---- clients ----
+
+    @rule(name=NAMES, keep_alive=st.sampled_from([None, None, 0.0, 10.0, -1.0]))
+    def request(self, name: str, keep_alive: float | None) -> None:
+        waiting = [t for t in self.tickets if t.state == "queued" and t.model == name]
+        before = len(self.world.workers)
+        try:
+            self.tickets.append(self.pool.on_request(SPECS[name], keep_alive_s=keep_alive))
+        except ApiError as err:
+            assert len(self.world.workers) == before, "a refused request started a process"
+            if err.code == "queue_full":
+                assert len(waiting) >= SPECS[name].queue_limit
+            elif err.code == "load_failed":
+                assert self.world.clock < self.failed_until.get(name, 0.0), "refused although its rest is over"
+                assert err.retry_after_s is not None
+            elif err.code == "model_too_large":
+                assert self.pinned - {name}
+            else:
+                assert (err.code, self.closed) == ("shutting_down", True)
+        else:
+            assert len(waiting) < SPECS[name].queue_limit
+
+    @precondition(lambda self: any(t.state != "done" for t in self.tickets))
+    @rule(data=st.data())
+    def finish_or_leave(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from([t for t in self.tickets if t.state != "done"]))
+        self.pool.on_done(ticket)
+        assert ticket.state == "done"
+
+    # ---- processes ----
+
+    @rule(name=NAMES)
+    def process_moves(self, name: str) -> None:
+        self.world.step(name)
+
+    @rule(name=NAMES)
+    def imported(self, name: str) -> None:
+        worker = self.world.alive(name)
+        if worker is not None and worker.state in ("importing", "loading"):
+            self.pool.on_imported(worker.number)
+
+    @rule(name=NAMES)
+    def load_fails(self, name: str) -> None:
+        worker = self.world.alive(name)
+        if worker is not None and worker.state in ("importing", "loading"):
+            self.pool.on_failed(worker.number, "bad weights")
+            self.failed_until[name] = self.world.clock + 30
+
+    @rule(name=NAMES)
+    def process_dies(self, name: str) -> None:
+        if self.world.alive(name) is not None:
+            running = [t for t in self.tickets if t.state == "granted" and t.model == name]
+            others = [t for t in self.tickets if t.state == "granted" and t.model != name]
+            self.world.exit(name, "killed by SIGABRT")
+            self.failed_until[name] = self.world.clock + 600
+            assert all(t.state == "done" for t in running)
+            assert all(t.state == "granted" for t in others), "a crash touched another model's streams"
+
+    @rule(name=NAMES, moved=st.booleans())
+    def heartbeat(self, name: str, moved: bool) -> None:
+        worker = self.world.alive(name)
+        if worker is not None and worker.state == "ready":
+            self.pool.on_heartbeat(worker.number, int(self.world.clock) if moved else 0, 1)
+
+    # ---- operator ----
+
+    @rule(name=NAMES)
+    def load(self, name: str) -> None:
+        try:
+            self.pool.on_load(SPECS[name])
+        except ApiError:
+            pass
+        else:
+            self.failed_until.pop(name, None)
+
+    @rule(name=NAMES, force=st.booleans())
+    def unload(self, name: str, force: bool) -> None:
+        self.pool.on_unload(name, force=force)
+        if force:
+            assert not [t for t in self.tickets if t.state != "done" and t.model == name]
+
+    @rule(name=NAMES, pin=st.booleans())
+    def pin(self, name: str, pin: bool) -> None:
+        (self.pinned.add if pin else self.pinned.discard)(name)
+        self.pool.on_pin(SPECS[name], pin)
+
+    # ---- time ----
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 31.0, 61.0, 250.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.clock += seconds
+        for ticket in self.tickets:  # a load failed by the clock rests too
+            self.failed_until.setdefault(ticket.model, 0.0)
+        before = {w.number: w.state for w in self.world.workers.values()}
+        self.pool.on_tick()
+        for worker in self.world.workers.values():
+            if worker.state == "stopping" and before.get(worker.number) in ("loading", "importing", "ready"):
+                self.failed_until[worker.spec.name] = self.world.clock + 600
+        deadline = self.pool.next_deadline()
+        assert deadline is None or deadline > self.world.clock, "a limit has passed and nothing was done"
+
+    # ---- invariants ----
+
+    @invariant()
+    def memory_is_never_promised_twice(self) -> None:
+        assert self.world.held_bytes <= BUDGET
+        assert sum(s.reserved for s in self.pool.slots.values()) == self.world.held_bytes
+
+    @invariant()
+    def only_idle_unpinned_ready_models_are_evicted(self) -> None:
+        new, self.seen["events"] = self.world.events[self.seen["events"] :], len(self.world.events)
+        for event, name, _ in new:
+            if event in ("evict", "drain"):
+                assert not [t for t in self.tickets if t.state == "granted" and t.model == name]
+            if event == "evict":
+                assert name not in self.pinned
+
+    @invariant()
+    def tickets_of_one_model_are_granted_in_their_order(self) -> None:
+        new, self.seen["granted"] = self.world.granted[self.seen["granted"] :], len(self.world.granted)
+        for ticket in new:
+            if ticket.internal:
+                continue
+            older = [
+                t
+                for t in self.tickets
+                if t.model == ticket.model and t.number < ticket.number and t.state == "queued"
+            ]
+            assert not older
+
+    @invariant()
+    def rows_and_queues_keep_their_limits(self) -> None:
+        for name, spec in SPECS.items():
+            of = [t for t in self.tickets if t.model == name]
+            assert sum(t.state == "granted" for t in of) <= spec.max_running
+            assert sum(t.state == "queued" for t in of) <= spec.queue_limit
+
+    @invariant()
+    def nothing_starts_or_loads_that_nobody_waits_for(self) -> None:
+        for worker in self.world.workers.values():
+            if worker.state in ("importing", "loading"):
+                slot = self.pool.slots[worker.spec.name]
+                assert slot.waiting, "a process works for nobody"
+
+    @invariant()
+    def a_ready_model_with_free_rows_holds_back_only_for_an_older_wish(self) -> None:
+        for name, slot in self.pool.slots.items():
+            if slot.phase == "ready" and slot.waiting and len(slot.running) < SPECS[name].max_running:
+                head = slot.waiting[0].number
+                evictions = [
+                    s.evicts_from
+                    for s in self.pool.slots.values()
+                    if s.waiting and s.evicts_from is not None and s.name != name
+                ]
+                unload = [slot.unload_before] if slot.unload_before is not None else []
+                assert any(b <= head for b in evictions + unload), "held back for nothing"
+
+    def teardown(self) -> None:
+        """From any state, with clients that end and processes that do their part, no ticket waits for ever."""
+        for name in list(self.pinned):
+            self.pool.on_pin(SPECS[name], False)
+        self.world.run()
+        left = [t for t in self.tickets if t.state != "done"]
+        assert not left, f"{left} wait for ever"
+        assert not [w for w in self.world.workers.values() if w.state in ("importing", "loading", "draining")]
+        self.pool.on_shutdown()
+        self.world.run()
+        assert self.pool.empty
+        assert self.world.held_bytes == 0
+
+
+PoolMachine.TestCase.settings = settings(max_examples=400, stateful_step_count=60, deadline=None)
+TestPoolMachine = PoolMachine.TestCase
