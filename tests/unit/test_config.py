@@ -140,7 +140,10 @@ def test_the_homes_own_file_is_read_when_none_is_named(tmp_path: Path) -> None:
             "[pool]\nmemory_budget = 0\n",
             "pool.memory_budget = 0: a budget of 0 holds no model; use a size like 48GB or a share like 75%",
         ),
-        ("[pool]\nstall_timeout = 0\n", 'pool.stall_timeout = 0: use more than 0 seconds, or a duration like "10m"'),
+        (
+            "[pool]\nstall_timeout = 0\n",
+            'pool.stall_timeout = 0: use more than 0 seconds, or a duration like "10m"',
+        ),
         ("[pool]\nidle_ttl = -2\n", "pool.idle_ttl = -2: a duration must be zero or more seconds: -2"),
         ("[pool]\nqueue_limit = 0\n", "pool.queue_limit = 0: use a whole number, 1 or more"),
         ("[defaults]\ntop_p = 0\n", "defaults.top_p = 0: use a number above 0 and at most 1"),
