@@ -79,8 +79,8 @@ MUTATIONS: list[tuple[str, str, str, str]] = [
     (
         "the line is kept over all models",
         PLACEMENT,
-        "demands.sort(key=lambda s: s.waiting[0].number)",
-        "demands.sort(key=lambda s: -s.waiting[0].number)",
+        "key=lambda s: s.waiting[0].number",
+        "key=lambda s: -s.waiting[0].number",
     ),
     (
         "the choice between busy victims is stable",
@@ -192,8 +192,8 @@ MUTATIONS: list[tuple[str, str, str, str]] = [
     ),
     (
         "one load per model",
-        SCHEDULER,
-        'if slot.phase in ("starting", "loading", "ready") and slot.unload_before is None:',
+        PLACEMENT,
+        'if slot.phase == "loading" or (slot.phase == "starting" and slot.told_go):',
         "if False:",
     ),
     (
@@ -221,6 +221,12 @@ def survives(mutation: tuple[str, str, str, str], tests: list[str]) -> bool:
         shutil.copytree(
             ROOT / "tests" / "unit", Path(folder) / "unit", ignore=shutil.ignore_patterns("__pycache__")
         )
+        # A failure is enough: the shortest example of it is of no interest here.
+        (Path(folder) / "unit" / "conftest.py").write_text(
+            "from hypothesis import Phase, settings\n"
+            "settings.register_profile('mutate', phases=[Phase.generate], database=None)\n"
+            "settings.load_profile('mutate')\n"
+        )
         env = dict(os.environ, PYTHONPATH=f"{folder}:{folder}/unit")
         # The tree copied above shadows the installed package: say so if it does not.
         probe = "import mlxpool.parent.pool.scheduler as s; print(s.__file__)"
@@ -238,7 +244,7 @@ def main() -> int:
     """Run every mutation; 1 if any survives."""
     tests = ["test_scheduler_machine.py"]
     if "--machine-only" not in sys.argv:
-        tests.insert(0, "test_scheduler.py")
+        tests[:0] = ["test_placement.py", "test_scheduler.py"]
     survivors = 0
     for mutation in MUTATIONS:
         alive = survives(mutation, tests)

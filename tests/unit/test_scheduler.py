@@ -169,20 +169,23 @@ def test_a_steady_stream_to_one_model_can_not_starve_another():
 def test_two_busy_victims_do_not_take_turns_in_putting_an_eviction_off():
     world = World()
     pool = world.pool(20)
-    a, b = model("a", max_running=1), model("b", max_running=1)
-    running = {"a": pool.on_request(a), "b": pool.on_request(b)}
+    specs = (model("a", max_running=2), model("b", max_running=2))
+    running = {spec.name: pool.on_request(spec) for spec in specs}
     world.step("a")
     world.step("b")
     waiting = pool.on_request(model("c"))
     for _ in range(10):
-        for spec in (a, b):
+        fresh = {}
+        for spec in specs:  # before the old ones end
             world.clock += 1
-            fresh = pool.on_request(spec)
-            pool.on_done(running[spec.name])
-            if fresh.state == "granted":
-                running[spec.name] = fresh
-            for name in ("a", "b", "c"):
-                world.step(name)
+            fresh[spec.name] = pool.on_request(spec)
+        for old in running.values():
+            world.clock += 1
+            pool.on_tick()
+            pool.on_done(old)
+        running = fresh
+        for name in ("a", "b", "c"):
+            world.step(name)
     assert waiting.state in ("granted", "done")
 
 

@@ -1,0 +1,42 @@
+"""The memory decision on slots made by hand: states the scheduler passes through too quickly to test there."""
+
+from __future__ import annotations
+
+import pytest
+from pool_world import model
+
+from mlxpool.parent.pool.placement import place
+from mlxpool.parent.pool.state import Slot, Ticket
+from mlxpool.shared.control import Phase
+
+
+def resident(name: str, phase: Phase, reserved: int = 10) -> Slot:
+    return Slot(name, model(name, reserved), phase=phase, worker=1, told_go=True, reserved=reserved)
+
+
+def wanting(name: str, number: int, planned: int = 10) -> Slot:
+    slot = Slot(name, model(name, planned))
+    slot.waiting.append(Ticket(number, name, 0.0))
+    return slot
+
+
+def test_an_idle_ready_model_is_drained_for_a_demand():
+    assert place([resident("a", "ready"), wanting("b", 1)], 10, 2).drain == ["a"]
+
+
+@pytest.mark.parametrize("phase", ["starting", "loading", "draining", "stopping"])
+def test_only_a_ready_model_is_a_victim(phase: Phase):
+    move = place([resident("a", phase), wanting("b", 1)], 10, 2)
+    assert (move.drain, move.closing, move.start) == ([], {}, [])
+
+
+def test_what_is_being_released_is_promised_to_the_oldest_demand_alone():
+    slots = [resident("a", "stopping"), resident("c", "ready"), wanting("young", 2), wanting("old", 1)]
+    move = place(slots, 20, 3)
+    assert move.blocked["old"] == ("a",)
+    assert move.drain == ["c"]  # for the younger one: the older has a's room already
+
+
+def test_no_victim_is_taken_when_all_together_would_not_be_enough():
+    slots = [resident("a", "ready", 5), resident("b", "loading", 10), wanting("c", 1, 12)]
+    assert place(slots, 20, 2).drain == []
