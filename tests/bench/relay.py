@@ -31,8 +31,9 @@ CONTROL_P99_LIMIT_MS = 5.0
 # Pairs before the first that counts: connections, code paths and branch caches are warm by then.
 WARM_UP_PAIRS = 50
 STREAMS = 16
-# How many events the scripted worker puts into one write, as a fast engine that outruns its socket does.
-FLOOD_EVENTS_PER_WRITE = 16
+# Events that the scripted worker puts into one write → tokens of each stream, for a second or two of work.
+# One is the worst case, every event its own chunk and wake-up; sixteen is an engine that outruns its socket.
+FLOODS = {1: 10_000, 16: 60_000}
 PACED_MODELS, PACED_STREAMS, PACED_EVENTS_PER_S = 4, 4, 200
 # Between two questions to the parent under load: a probe that never pauses would be load itself.
 PROBE_PAUSE_S = 0.002
@@ -103,28 +104,30 @@ def first_byte(report: common.Report, server: common.Server, pairs: int) -> None
         report.targets.append(common.Target(f"first byte added p{percent}", added, limit, "ms"))
 
 
-def throughput(report: common.Report, server: common.Server, rounds: int, tokens: int) -> None:
-    """Events of 16 streams over the wall time of all of them."""
-    direct_socket = load(server, "flood")
-    rows = {way: report.row(f"SSE events {way}, {STREAMS} streams", "1/s") for way in ("relayed", "direct")}
-    client_cpu = report.row("client's processor time per wall time, relayed", "1")
-    # Role, tokens, finish, [DONE].
-    expected = tokens + 3
-    for n in range(rounds):
-        for way in sorted(rows, reverse=bool(n % 2)):
-            target = str(server.port) if way == "relayed" else direct_socket
-            counted = finish(start_client([f"{target},flood,{STREAMS}"]))
-            if counted.broken or set(counted.events) != {expected}:
-                rows[way].failed.append(f"{counted.broken}, events {counted.events}, expected {expected}")
-                continue
-            rows[way].samples.append(sum(counted.events) / counted.seconds)
-            if way == "relayed":
-                client_cpu.samples.append(counted.cpu_s / counted.seconds)
-    relayed, direct = (rows[way].settle().median for way in ("relayed", "direct"))
-    if relayed and direct:
-        report.figures["events/s relayed over direct"] = relayed / direct
-    target_row = common.Target("SSE events/s", relayed, EVENTS_PER_S_LIMIT, "1/s", at_most=False)
-    report.targets.append(target_row)
+def throughput(report: common.Report, server: common.Server, rounds: int) -> None:
+    """Events of 16 streams over the wall time of all of them, for each width of a worker's writes."""
+    for width, tokens in FLOODS.items():
+        model = f"flood{width}"
+        label = f"{STREAMS} streams, {width} events a write"
+        ways = {"relayed": str(server.port), "direct": load(server, model)}
+        rows = {way: report.row(f"SSE events {way}, {label}", "1/s") for way in ways}
+        client = report.row(f"processor time of the counting client over wall time, relayed, {label}", "1")
+        # Role, tokens, finish, [DONE].
+        expected = tokens + 3
+        for n in range(rounds):
+            for way in sorted(ways, reverse=bool(n % 2)):
+                counted = finish(start_client([f"{ways[way]},{model},{STREAMS}"]))
+                if counted.broken or set(counted.events) != {expected}:
+                    rows[way].failed.append(f"{counted.broken}, events {counted.events}, expected {expected}")
+                    continue
+                rows[way].samples.append(sum(counted.events) / counted.seconds)
+                if way == "relayed":
+                    client.samples.append(counted.cpu_s / counted.seconds)
+        relayed, direct = (rows[way].settle().median for way in ("relayed", "direct"))
+        if relayed and direct:
+            report.figures[f"events relayed over direct, {label}"] = relayed / direct
+        name = f"SSE events relayed, {label}"
+        report.targets.append(common.Target(name, relayed, EVENTS_PER_S_LIMIT, "1/s", at_most=False))
 
 
 def control_under_load(report: common.Report, server: common.Server, seconds: float) -> None:
@@ -189,14 +192,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=20_000, help="of each of the 16 streams")
     parser.add_argument("--seconds", type=float, default=8.0, help="of probing, idle and under load each")
     args = parser.parse_args()
     report = common.report(
         "relay",
         **vars(args),
         streams=STREAMS,
-        flood_events_per_write=FLOOD_EVENTS_PER_WRITE,
+        floods={f"{width} events a write": f"{tokens} tokens a stream" for width, tokens in FLOODS.items()},
         paced=f"{PACED_MODELS} workers x {PACED_STREAMS} streams x {PACED_EVENTS_PER_S} events/s",
         probe_pause_s=PROBE_PAUSE_S,
     )
@@ -207,18 +209,17 @@ def main() -> int:
         # The load outlasts the probing: its streams start before and end after.
         paced_tokens = int(PACED_EVENTS_PER_S * (args.seconds + 2))
         make_scripted_model(models, "first", tokens=4)
-        make_scripted_model(
-            models, "flood", tokens=args.tokens, events_per_write=FLOOD_EVENTS_PER_WRITE, text="word "
-        )
+        for width, tokens in FLOODS.items():
+            make_scripted_model(models, f"flood{width}", tokens=tokens, events_per_write=width, text="word ")
         for n in range(PACED_MODELS):
             make_scripted_model(models, f"paced{n}", tokens=paced_tokens, tokens_per_s=PACED_EVENTS_PER_S)
         config = Path(scratch, "config.toml")
-        config.write_text(f"[models.flood]\nbatch = {STREAMS}\n")
+        config.write_text("".join(f"[models.flood{width}]\nbatch = {STREAMS}\n" for width in FLOODS))
         port = common.free_port()
         argv = common.scripted_pool(home, models, port, config=str(config))
         with common.serving(argv, port, Path(scratch, "log")) as server:
             first_byte(report, server, args.pairs)
-            throughput(report, server, args.rounds, args.tokens)
+            throughput(report, server, args.rounds)
             control_under_load(report, server, args.seconds)
     return report.emit()
 

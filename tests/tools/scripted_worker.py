@@ -239,7 +239,11 @@ def watch_tether(fd: int, worker: ScriptedWorker, loop: asyncio.AbstractEventLoo
     """The tether thread: the first line is the Launch, the end is the end."""
     with os.fdopen(fd, "rb") as tether:
         for line in iter(lambda: tether.readline(MAX_LINE_BYTES), b""):
-            launch = msgspec.json.decode(line, type=Launch)
+            try:
+                launch = msgspec.json.decode(line, type=Launch)
+            except msgspec.DecodeError as err:
+                print(f"no Launch: {line!r}: {err}", file=sys.stderr, flush=True)
+                worker.exit(EXIT_LOAD_FAILED, why="no launch")
             loop.call_soon_threadsafe(worker.launched.set_result, launch)
     worker.exit(0, why="tether")
 

@@ -436,6 +436,14 @@ def test_a_script_that_acts_before_go_needs_the_folder_before_go(spawn: Spawn) -
     assert reason.reason.endswith("script.json: import_s: acts before go, which needs --models DIR")
 
 
+def test_a_line_that_is_no_launch_ends_it(spawn: Spawn) -> None:
+    worker = spawn()
+    worker.go(context="many")
+    assert worker.process.wait(PATIENCE_S) == 3
+    assert worker.process.stderr is not None
+    assert b"Expected `int`, got `str` - at `$.context`" in worker.process.stderr.read()
+
+
 def test_unknown_script_keys_are_refused(tmp_path: Path, spawn: Spawn) -> None:
     with pytest.raises(ValueError, match="unknown field `tokenz`"):
         make_scripted_model(tmp_path, "bad", tokenz=3)
