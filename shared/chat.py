@@ -127,6 +127,11 @@ class ChatTokenizer:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as err:  # tokenizers raises a bare Exception
             raise ChatTokenizerError(f"tokenizer.json can't be read: {err}") from err
+        return cls.with_tokenizer(folder, tokenizer)
+
+    @classmethod
+    def with_tokenizer(cls, folder: Path, tokenizer: Tokenizer) -> ChatTokenizer:
+        """`open` with a tokenizer that came from somewhere else than tokenizer.json."""
         config = read_json(folder / "tokenizer_config.json")
         source = _template_of(folder, config)
         try:

@@ -1,0 +1,1 @@
+"""From a validated request to a plan: what this request means for this model."""

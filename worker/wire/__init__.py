@@ -1,0 +1,1 @@
+"""Events to bytes, one writer per protocol. Pure: no sockets, no MLX."""

@@ -1,0 +1,129 @@
+"""Tiny random models on disk: real folders that load, decode and chat in milliseconds.
+
+`make(kind, out)`, or `python tests/tools/tiny_models.py KIND OUT`. Kinds: `llama`; `sliding` (Gemma 3's
+alternation of windowed and full layers, with a window of 32 so that a test passes it); `quantised` (the
+llama with 4-bit weights) and `dequantised`, the same numbers as float32. Weights come from a fixed seed
+and a wide embedding, so greedy text varies instead of repeating one token; the tokenizer is a real
+byte-level BPE over the 256 bytes plus special tokens, so a prompt has one token per byte and every token
+of an answer is one byte of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten, tree_map_with_path
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+Kind = Literal["llama", "sliding", "quantised", "dequantised"]
+KINDS: tuple[Kind, ...] = ("llama", "sliding", "quantised", "dequantised")
+
+SEED = 7
+SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
+BOS_ID, EOS_ID = 257, 258
+VOCAB_SIZE = 288  # a multiple of 32, as quantisation wants it; ids past the special tokens are never text
+WINDOW_TOKENS = 32
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+}
+
+
+def _config(kind: Kind) -> dict[str, Any]:
+    if kind == "sliding":
+        return {
+            **_SHAPE,
+            "model_type": "gemma3_text",
+            "architectures": ["Gemma3ForCausalLM"],
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW_TOKENS,
+            "sliding_window_pattern": 2,
+            "rope_local_base_freq": 10000.0,
+            "query_pre_attn_scalar": 16,
+        }
+    return {**_SHAPE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+
+
+def _random_weights(model: nn.Module) -> None:
+    """Normal weights wide enough that the most likely token changes from step to step."""
+    mx.random.seed(SEED)
+
+    def fill(name: str, value: mx.array) -> mx.array:
+        if "norm" in name:
+            return mx.ones_like(value) if value.ndim else value
+        scale = 1.0 if "embed" in name else 2.5 / value.shape[-1] ** 0.5
+        return mx.random.normal(value.shape) * scale
+
+    model.update(tree_map_with_path(fill, model.parameters()))
+
+
+def tokenizer() -> Tokenizer:
+    """Byte-level BPE without merges: id = byte value in the alphabet's order, then the special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    return made
+
+
+def make(kind: Kind, out: Path) -> Path:
+    """Write the model folder; returns it."""
+    from mlx_lm.utils import _get_classes, dequantize_model, quantize_model
+
+    config = _config(kind)
+    model_class, args_class = _get_classes(config)
+    model = model_class(args_class.from_dict(config))
+    _random_weights(model)
+    if kind in ("quantised", "dequantised"):
+        model, config = quantize_model(model, config, group_size=32, bits=4)
+    if kind == "dequantised":
+        model = dequantize_model(model)
+        del config["quantization"], config["quantization_config"]
+    out.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(
+        str(out / "model.safetensors"), dict(tree_flatten(model.parameters())), metadata={"format": "mlx"}
+    )
+    tokenizer().save(str(out / "tokenizer.json"))
+    files = {
+        "config.json": config,
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<|im_start|>",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|pad|>",
+            "chat_template": CHAT_TEMPLATE,
+        },
+        "generation_config.json": {"eos_token_id": EOS_ID},
+    }
+    for name, body in files.items():
+        (out / name).write_text(json.dumps(body, indent=2) + "\n")
+    return out
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in KINDS:
+        sys.exit(f"usage: tiny_models.py {{{','.join(KINDS)}}} OUT")
+    make(sys.argv[1], Path(sys.argv[2]))  # type: ignore[arg-type]

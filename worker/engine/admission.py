@@ -1,0 +1,68 @@
+"""Whether one more row fits into the KV pool. Pure.
+
+A row is counted with what it may grow to: its prompt and its clamped max_tokens. A request that set no
+limit could grow to the whole context, and counting it so would serve one at a time; it is counted in
+blocks instead, one block ahead of what it holds. Sliding layers are counted up to their window.
+Admission is first come first served: a row that has to wait makes those behind it wait, and a row that
+is alone always runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+# How far ahead of itself a row without a limit is counted: a long answer, in tokens.
+GROWTH_BLOCK_TOKENS = 1024
+
+# Caches grow in steps of this many positions.
+_ALLOCATION_STEP_TOKENS = 256
+
+
+class LayerKv(msgspec.Struct, frozen=True):
+    """One layer's cache. window_tokens: positions it keeps at most, None for all."""
+
+    bytes_per_token: int
+    window_tokens: int | None = None
+
+
+class KvCost(msgspec.Struct, frozen=True):
+    """What a row's caches take. fixed_bytes: state that doesn't grow with the row (SSM, convolutions)."""
+
+    layers: tuple[LayerKv, ...]
+    fixed_bytes: int = 0
+
+    def row_bytes(self, tokens: int) -> int:
+        """Bytes of one row's caches at a length of `tokens`."""
+        steps = -(-tokens // _ALLOCATION_STEP_TOKENS) * _ALLOCATION_STEP_TOKENS
+        return self.fixed_bytes + sum(
+            layer.bytes_per_token
+            * (steps if layer.window_tokens is None else min(steps, layer.window_tokens))
+            for layer in self.layers
+        )
+
+
+class Projection(msgspec.Struct, frozen=True):
+    """A row as admission sees it, in tokens."""
+
+    prompt: int
+    generated: int
+    max_tokens: int
+    limited: bool
+
+    def tokens(self) -> int:
+        """The length this row is counted with."""
+        if self.limited:
+            return self.prompt + self.max_tokens
+        ahead = (self.generated // GROWTH_BLOCK_TOKENS + 1) * GROWTH_BLOCK_TOKENS
+        return self.prompt + min(self.max_tokens, ahead)
+
+
+def fits(candidate: Projection, running: Iterable[Projection], cost: KvCost, pool_bytes: int) -> bool:
+    """Whether `candidate` may join the running rows; alone it always may."""
+    rows = list(running)
+    if not rows:
+        return True
+    used = sum(cost.row_bytes(row.tokens()) for row in rows)
+    return used + cost.row_bytes(candidate.tokens()) <= pool_bytes

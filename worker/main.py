@@ -1,0 +1,197 @@
+"""A worker's life: tether, imports, launch, load, serve.
+
+The order is the point. The tether's thread runs before any heavy import, so a parent that dies takes the
+worker with it whatever it is doing. Then everything heavy is imported, because a spare or a successor
+waits right there for its `Launch`; nothing of a model is touched before it comes. Then the engine's
+thread reads the weights while this thread imports the server and opens the tokenizer beside it. `Ready`
+is said when the socket listens and the first forward pass is done.
+
+The status pipe is written from several threads; `StatusPipe` owns its lock. A failure to load is said in
+one line for a person (`Failed`), with the traceback on stderr, and ends the process with exit code 3.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from mlxpool.worker import tether
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from mlxpool.shared.control import Launch, Status
+
+LOAD_FAILED_EXIT_CODE = 3
+
+
+class StatusPipe:
+    """The worker's end of the status pipe: one JSON line per message, whole, from any thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        import msgspec
+
+        self._descriptor = descriptor
+        self._encode = msgspec.json.encode
+        self._lock = threading.Lock()
+
+    def send(self, status: Status) -> None:
+        """Write a message. A parent that no longer reads is the tether's business, not an error here."""
+        line = self._encode(status) + b"\n"
+        with self._lock:
+            try:
+                while line:
+                    line = line[os.write(self._descriptor, line) :]
+            except OSError:
+                pass
+
+
+def _arguments(argv: list[str] | None) -> Any:
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="mlxpool.worker", description="One model's process.")
+    parser.add_argument("--tether-fd", type=int, required=True)
+    parser.add_argument("--status-fd", type=int, required=True)
+    parser.add_argument("--name", default="", help="shown in process listings only")
+    return parser.parse_args(argv)
+
+
+def _import_mlx_lm() -> None:
+    """mlx_lm without torch: transformers imports torch where it is installed, for 2 s and 190 MB that
+    nothing here uses. The block is lifted again for what needs torch later."""
+    absent = "torch" not in sys.modules
+    if absent:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        import mlx_lm.models.cache
+        import mlx_lm.sample_utils
+        import mlx_lm.utils  # noqa: F401
+    finally:
+        if absent:
+            del sys.modules["torch"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The process. Returns its exit code: 0 after SIGTERM, 3 when the model can't be loaded."""
+    options = _arguments(argv)
+    lines = tether.watch(options.tether_fd)
+    # A person's Ctrl-C reaches the whole foreground; what it means is the parent's to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Until the loop has its own handler: nothing to clean up yet.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    status = StatusPipe(options.status_fd)
+
+    from mlxpool.shared import control
+
+    try:
+        _import_mlx_lm()
+        from mlxpool.worker.load import backend
+
+        status.send(control.Imported(backend=backend()))
+        # Beside the wait for the launch, which takes a victim's whole drain.
+        from mlxpool.worker import server  # noqa: F401
+    except Exception as err:
+        return _failed(status, f"the worker can't start: {type(err).__name__}: {err}")
+
+    import msgspec
+
+    try:
+        launch = msgspec.json.decode(lines.get(), type=control.Launch)
+    except msgspec.MsgspecError as err:
+        return _failed(status, f"the worker can't read its launch: {err}")
+    return _serve(launch, status)
+
+
+def _failed(status: StatusPipe, reason: str) -> int:
+    import traceback
+
+    from mlxpool.shared import control
+
+    traceback.print_exc()
+    sys.stderr.flush()
+    status.send(control.Failed(reason=reason))
+    return LOAD_FAILED_EXIT_CODE
+
+
+def _serve(launch: Launch, status: StatusPipe) -> int:
+    import uvloop
+
+    code = uvloop.run(_run(launch, status))
+    # Not through the interpreter's shutdown: the engine's thread may be inside a long eval.
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+async def _run(launch: Launch, status: StatusPipe) -> int:
+    import asyncio
+    from pathlib import Path
+
+    from mlxpool.shared import control
+    from mlxpool.shared.chat import ChatTokenizerError, read_json
+    from mlxpool.worker import load
+    from mlxpool.worker.engine.chunks import ChunkWidth
+    from mlxpool.worker.engine.engine import Engine, Limits
+    from mlxpool.worker.request.plan import defaults
+    from mlxpool.worker.request.prepare import ChatPreparer
+    from mlxpool.worker.server import Server
+
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    folder = Path(launch.path)
+    began_s = time.perf_counter()
+
+    def load_weights() -> Any:
+        load.set_memory_limits(launch.memory_limit_bytes)
+        return load.load(folder, lambda done, total: status.send(control.Loading(done, total)))
+
+    engine = Engine(
+        load_weights,
+        Limits(launch.batch, launch.kv_pool_bytes),
+        ChunkWidth(load.backend(), launch.prefill_chunk),
+    )
+    engine.start()
+    heartbeat = asyncio.ensure_future(_heartbeat(engine, status))
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        # In the loop's own default pool: the weights are read meanwhile.
+        tokenizer = await loop.run_in_executor(None, load.load_tokenizer, folder)
+        base = defaults(launch, read_json(folder / "generation_config.json"))
+        waits: set[asyncio.Future[Any]] = {engine.loaded, stopped}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            return 0
+        loaded = await engine.loaded
+        server = Server(launch, engine, loaded, tokenizer, ChatPreparer(tokenizer, base))
+        await server.start()
+    except (load.LoadError, ChatTokenizerError, OSError) as err:
+        return _failed(status, str(err))
+    except Exception as err:
+        return _failed(status, f"loading failed: {type(err).__name__}: {err}")
+    status.send(control.Ready())
+    sys.stderr.write(
+        f"ready: {launch.model}, {loaded.weights_bytes} bytes of {loaded.dtype} in "
+        f"{time.perf_counter() - began_s:.2f} s\n"
+    )
+    sys.stderr.flush()
+    await stopped
+    heartbeat.cancel()
+    await server.close()
+    return 0
+
+
+async def _heartbeat(engine: Any, status: StatusPipe) -> asyncio.Future[None]:
+    """Progress and what is owed, from the event loop: a hung engine shows as progress standing still."""
+    import asyncio
+
+    from mlxpool.shared import control
+
+    while True:
+        counters = engine.counters
+        status.send(control.Heartbeat(counters.progress, engine.pending, counters.tokens))
+        await asyncio.sleep(control.HEARTBEAT_INTERVAL_S)

@@ -1,0 +1,117 @@
+"""What a request means for this model: ids, limits, sampling, stops. Pure and frozen.
+
+A plan is decided once, before the engine sees it, and nothing in it changes afterwards. The precedence of
+a sampling setting is request, then the launch's (command line and config), then the model folder's
+generation_config.json, then the server's own default. A seed that was not asked for is drawn fresh for
+every request, so two identical requests in one millisecond differ.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from mlxpool.shared.api.chat import ChatRequest
+from mlxpool.shared.control import Launch
+from mlxpool.shared.errors import error
+
+DEFAULT_TEMPERATURE = 0.7
+DEFAULT_TOP_P = 1.0
+
+_T = TypeVar("_T")
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How a row's next token is drawn. temperature 0: the most likely one. top_k 0, min_p 0 and top_p 1
+    are off. seed: unsigned 64 bits."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """max_tokens: ceiling on sampled tokens, inside the context. limited: whether somebody set it, which
+    makes it worth reserving memory for."""
+
+    ids: tuple[int, ...]
+    max_tokens: int
+    limited: bool
+    sampling: Sampling
+    stops: tuple[str, ...]
+    eos_ids: frozenset[int]
+
+
+class Defaults(msgspec.Struct, frozen=True):
+    """What applies where a request says nothing; `context` is the enforced limit in tokens."""
+
+    context: int
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+
+
+def _number(config: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
+    """A number of generation_config.json, None where it is missing or means nothing."""
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if low <= value <= high else None
+
+
+def _first(*values: _T | None, default: _T) -> _T:
+    return next((value for value in values if value is not None), default)
+
+
+def defaults(launch: Launch, generation_config: Mapping[str, Any]) -> Defaults:
+    """The launch's settings over the folder's over the server's own."""
+    top_k = _number(generation_config, "top_k", 0, 2**31)
+    return Defaults(
+        context=launch.context,
+        max_tokens=launch.max_tokens,
+        temperature=_first(
+            launch.temperature,
+            _number(generation_config, "temperature", 0, 2),
+            default=DEFAULT_TEMPERATURE,
+        ),
+        top_p=_first(launch.top_p, _number(generation_config, "top_p", 1e-6, 1), default=DEFAULT_TOP_P),
+        top_k=_first(launch.top_k, None if top_k is None else int(top_k), default=0),
+        min_p=_first(_number(generation_config, "min_p", 0, 1), default=0.0),
+    )
+
+
+def make_plan(request: ChatRequest, ids: Sequence[int], base: Defaults, eos_ids: frozenset[int]) -> Plan:
+    """A plan for `ids`. Raises ApiError 400 when the prompt leaves no room for one token."""
+    if not ids:
+        raise error("invalid_request", "these messages make an empty prompt", param="messages")
+    room = base.context - len(ids)
+    if room < 1:
+        raise error(
+            "context_length_exceeded",
+            f"the prompt has {len(ids)} tokens and this model's context is {base.context}, answer "
+            f"included; send at most {base.context - 1} prompt tokens",
+            param="messages",
+        )
+    ceiling = _first(request.max_tokens, base.max_tokens, default=room)
+    seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
+    return Plan(
+        ids=tuple(ids),
+        max_tokens=min(ceiling, room),
+        limited=request.max_tokens is not None or base.max_tokens is not None,
+        sampling=Sampling(
+            temperature=_first(request.temperature, default=base.temperature),
+            top_p=_first(request.top_p, default=base.top_p),
+            top_k=_first(request.top_k, default=base.top_k),
+            min_p=_first(request.min_p, default=base.min_p),
+            seed=seed,
+        ),
+        stops=request.stop,
+        eos_ids=eos_ids,
+    )

@@ -1,0 +1,48 @@
+"""Body → request → rendered prompt → ids → plan, off the event loop.
+
+Parsing, rendering and encoding a long prompt takes tens of milliseconds; a small pool of threads does
+it, so that running streams and heartbeats don't wait for it. The tokenizer is shared and immutable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from mlxpool.shared.api.chat import ChatRequest, parse
+from mlxpool.shared.chat import ChatTokenizer
+from mlxpool.shared.errors import error
+from mlxpool.worker.request.plan import Defaults, Plan, make_plan
+
+# Two: one long prompt doesn't keep a short one waiting; more would only take turns at the GIL.
+_THREADS = 2
+
+
+class ChatPreparer:
+    """Makes plans of chat bodies for one model. Call from the event loop; `close` ends its threads."""
+
+    def __init__(self, tokenizer: ChatTokenizer, base: Defaults) -> None:
+        self._tokenizer = tokenizer
+        self._base = base
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
+
+    async def prepare(self, body: bytes) -> tuple[ChatRequest, Plan]:
+        """Raises ApiError 400 for whatever is wrong with the body, its messages or its length."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, body)
+
+    def _prepare(self, body: bytes) -> tuple[ChatRequest, Plan]:
+        request = parse(body)
+        if not self._tokenizer.has_template:
+            raise error(
+                "invalid_request", "this model's folder has no chat template: it can't chat", param="model"
+            )
+        messages = [
+            {"role": message.role, "content": message.content}
+            | ({} if message.name is None else {"name": message.name})
+            for message in request.messages
+        ]
+        ids = self._tokenizer.encode(self._tokenizer.render(messages))
+        return request, make_plan(request, ids, self._base, self._tokenizer.eos_ids)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,345 @@
+"""The worker's HTTP side: one UNIX socket, one event loop, thin handlers.
+
+Every request is prepared off the loop, becomes a row of the engine, and hears from it through a
+`Mailbox`. A handler only waits for its mailbox and writes what is in it: all that one engine step had to
+say goes out in one write, an SSE event is never split over two, and a reader that is slow delays its own
+handler and nobody else. The row belongs to the handler: whatever ends the handler (the answer, an error,
+a client that left, which aiohttp turns into a cancellation) also cancels the row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from mlxpool.shared import control, errors
+from mlxpool.shared.chat import ChatTokenizer
+from mlxpool.shared.errors import ApiError, error
+from mlxpool.worker.engine.engine import Engine, Loaded
+from mlxpool.worker.engine.row import Row
+from mlxpool.worker.load import backend
+from mlxpool.worker.request.plan import Plan
+from mlxpool.worker.request.prepare import ChatPreparer
+from mlxpool.worker.text.answer import AnswerText
+from mlxpool.worker.text.detokeniser import ByteDetokeniser, Detokeniser, WindowDetokeniser
+from mlxpool.worker.text.events import Event, Failure, Finish, Usage
+from mlxpool.worker.wire import chat
+
+BODY_LIMIT_BYTES = 64 * 1024 * 1024
+
+# Clients and proxies give up on a silent stream after 15 s and more.
+KEEP_ALIVE_S = 10.0
+
+# A drain without a time-out of its own: the pool's default drain_timeout.
+DRAIN_TIMEOUT_S = 120.0
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Mailbox:
+    """A row's events on their way to its handler. Event loop only."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._filled = asyncio.Event()
+
+    def put(self, events: Sequence[Event]) -> None:
+        self._events.extend(events)
+        self._filled.set()
+
+    async def take(self, timeout_s: float | None = None) -> list[Event]:
+        """Everything that has arrived; waits for something. Empty after `timeout_s` of silence."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._filled.wait()
+        except TimeoutError:
+            return []
+        self._filled.clear()
+        events, self._events = self._events, []
+        return events
+
+
+class Server:
+    """Serves one loaded model. `start` listens, `close` stops listening; counters are its own."""
+
+    def __init__(
+        self,
+        launch: control.Launch,
+        engine: Engine,
+        loaded: Loaded,
+        tokenizer: ChatTokenizer,
+        preparer: ChatPreparer,
+    ) -> None:
+        self._launch = launch
+        self._engine = engine
+        self._loaded = loaded
+        self._tokenizer = tokenizer
+        self._preparer = preparer
+        self._requests = 0
+        self._refused = 0
+        self._open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen on the launch's socket, which only this user may open. Raises OSError."""
+        app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_answer_errors])
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/stats", self._stats)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/control/drain", self._drain)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        await self._runner.setup()
+        await web.SockSite(self._runner, _private_socket(self._launch.socket)).start()
+
+    async def close(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._launch.socket)
+        self._preparer.close()
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        if self._draining:
+            raise _draining_error()
+        return _json({"status": "ok"})
+
+    async def _stats(self, _request: web.Request) -> web.Response:
+        counters, launch = self._engine.counters, self._launch
+        return _json(
+            control.WorkerStats(
+                model=launch.model,
+                requests=self._requests,
+                prompt_tokens=counters.prompt_tokens,
+                tokens=counters.tokens,
+                cancelled=counters.cancelled,
+                errors=counters.errors + self._refused,
+                rows=counters.rows,
+                waiting=max(0, self._engine.pending - counters.rows),
+                progress=counters.progress,
+                prefill_chunk=self._engine.width.tokens,
+                context=launch.context,
+                batch=launch.batch,
+                kv_pool_bytes=launch.kv_pool_bytes,
+                kv_used_bytes=counters.kv_used_bytes,
+                active_bytes=counters.active_bytes,
+                peak_bytes=counters.peak_bytes,
+                cache_bytes=counters.cache_bytes,
+                weights_bytes=self._loaded.weights_bytes,
+                backend=backend(),
+                dtype=self._loaded.dtype,
+                tokens_per_s=counters.tokens / counters.decode_s if counters.decode_s else 0.0,
+            )
+        )
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        """Admit nothing more, wait for what runs. Nothing has to be written yet, so it is durable."""
+        began_s = time.perf_counter()
+        try:
+            timeout_s = float(request.query.get("timeout_s", DRAIN_TIMEOUT_S))
+        except ValueError as err:
+            raise error(
+                "invalid_request", "timeout_s must be a number of seconds", param="timeout_s"
+            ) from err
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+        elapsed_ms = (time.perf_counter() - began_s) * 1000
+        return _json(control.DrainReport(durable=True, pending=self._open, elapsed_ms=elapsed_ms))
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        if self._draining:
+            raise _draining_error()
+        self._requests += 1
+        self._open += 1
+        self._idle.clear()
+        log = _RequestLog(_request_id(request))
+        try:
+            return await self._run_chat(request, log)
+        except asyncio.CancelledError:
+            log.outcome = "cancelled"
+            raise
+        except ApiError as err:
+            self._refused += err.status < 500
+            log.outcome = err.code
+            raise
+        except ConnectionError:
+            log.outcome = "cancelled"
+            raise
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+            log.end()
+
+    async def _run_chat(self, request: web.Request, log: _RequestLog) -> web.StreamResponse:
+        headers = request.headers
+        parsed, plan = await self._preparer.prepare(await request.read())
+        log.begin(plan)
+        answer_id = headers.get(control.HEADER_RESPONSE_ID)
+        created = headers.get(control.HEADER_CREATED, "")
+        answer = chat.ChatAnswer(
+            answer_id or f"chatcmpl-{uuid.uuid4().hex}",
+            int(created) if created.isdecimal() else int(time.time()),
+            headers.get(control.HEADER_ASKED_MODEL) or parsed.model or self._launch.model,
+            parsed.include_usage,
+        )
+        mailbox = Mailbox()
+        row = Row(plan, AnswerText(self._detokeniser(), plan.stops), mailbox.put)
+        self._engine.submit(row)
+        try:
+            if parsed.stream:
+                return await _streamed(request, answer, mailbox, log, opened=answer_id is not None)
+            return await _whole(request, answer, mailbox, log)
+        finally:
+            self._engine.cancel(row)
+
+    def _detokeniser(self) -> Detokeniser:
+        if self._tokenizer.is_byte_level:
+            return ByteDetokeniser(self._tokenizer.token_bytes)
+        return WindowDetokeniser(self._tokenizer.decode)
+
+
+async def _whole(
+    request: web.Request, answer: chat.ChatAnswer, mailbox: Mailbox, log: _RequestLog
+) -> web.Response:
+    events: list[Event] = []
+    while not (events and isinstance(events[-1], Finish | Failure)):
+        arrived = await mailbox.take()
+        log.note(arrived)
+        events += arrived
+    response = web.Response(body=answer.whole(events), content_type="application/json")
+    response.headers[control.HEADER_REQUEST_ID] = _request_id(request)
+    return response
+
+
+async def _streamed(
+    request: web.Request, answer: chat.ChatAnswer, mailbox: Mailbox, log: _RequestLog, opened: bool
+) -> web.StreamResponse:
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-cache",
+            control.HEADER_REQUEST_ID: _request_id(request),
+        }
+    )
+    await response.prepare(request)
+    if not opened:
+        await response.write(answer.opening())
+    while not answer.ended:
+        events = await mailbox.take(KEEP_ALIVE_S)
+        log.note(events)
+        data = answer.write(events) if events else answer.keep_alive()
+        if data:
+            await response.write(data)
+    await response.write_eof()
+    return response
+
+
+class _RequestLog:
+    """Two lines on stderr per request: what it asks, how it ended."""
+
+    def __init__(self, request_id: str) -> None:
+        self.outcome = "ok"
+        self._id = request_id
+        self._began_s = time.perf_counter()
+        self._first_s: float | None = None
+        self._usage: Usage | None = None
+
+    def begin(self, plan: Plan) -> None:
+        _log(f"request {self._id}: {len(plan.ids)} prompt tokens, at most {plan.max_tokens} more")
+
+    def note(self, events: Sequence[Event]) -> None:
+        """Remember what the last line will say."""
+        if events and self._first_s is None:
+            self._first_s = time.perf_counter() - self._began_s
+        for event in events:
+            if isinstance(event, Usage):
+                self._usage = event
+            elif isinstance(event, Failure):
+                self.outcome = event.error.code
+
+    def end(self) -> None:
+        tokens = "" if self._usage is None else f", {self._usage.completion_tokens} tokens"
+        first = "" if self._first_s is None else f", first after {self._first_s:.3f} s"
+        _log(
+            f"request {self._id}: {self.outcome}{tokens}{first}, {time.perf_counter() - self._began_s:.3f} s"
+        )
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Whatever goes wrong before the first byte, in the protocol's envelope; the request's id on all."""
+    try:
+        return await handler(request)
+    except ApiError as err:
+        failure = err
+    except web.HTTPRequestEntityTooLarge:
+        failure = error("body_too_large", f"the body is larger than {BODY_LIMIT_BYTES} bytes")
+    except web.HTTPNotFound:
+        failure = error("not_found", f"no such path: {request.path}")
+    except web.HTTPMethodNotAllowed as refused:
+        allowed = ", ".join(sorted(refused.allowed_methods))
+        failure = error("method_not_allowed", f"{request.path} takes {allowed}, not {request.method}")
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception as err:
+        traceback.print_exc()
+        failure = error("internal_error", f"the worker failed on this request: {type(err).__name__}")
+    return web.Response(
+        status=failure.status,
+        body=errors.encode(failure),
+        content_type="application/json",
+        headers={control.HEADER_REQUEST_ID: _request_id(request), **failure.headers()},
+    )
+
+
+def _request_id(request: web.Request) -> str:
+    """The id the parent gave, or one of our own, the same for the whole request."""
+    known: str | None = request.get("request_id")
+    if known is None:
+        known = request.headers.get(control.HEADER_REQUEST_ID) or f"req-{uuid.uuid4().hex[:16]}"
+        request["request_id"] = known
+    return known
+
+
+def _json(body: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+
+def _draining_error() -> ApiError:
+    return error("shutting_down", "this model is being unloaded; try again", retry_after_s=1)
+
+
+def _private_socket(path: str) -> socket.socket:
+    """A bound UNIX socket that only this user may open. A file left by a dead worker is replaced."""
+    Path(path).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    previous = os.umask(0o177)
+    try:
+        listener.bind(path)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(previous)
+    return listener
