@@ -1,0 +1,101 @@
+"""The `mlxpool` command.
+
+Commands are looked up by name and imported when called: `mlxpool up` must serve within 400 ms of its
+exec, and most of what the other commands need (rich, HTTP, psutil) would be paid by it. So this module
+imports click and nothing else, and knows each command by its module and one line of help.
+
+Exit codes: 0 done; 1 the command could not do it; 2 bad usage or bad settings, one line on stderr;
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+# name → (module under mlxpool.parent.cli, help). The order is the order of `mlxpool --help`.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("up", "Serve the models of this machine, in the foreground."),
+    "down": ("server", "Stop the running server once its requests have ended."),
+    "status": ("server", "Say whether the server runs, where, and with how much memory."),
+    "ps": ("server", "List the workers of the running server."),
+    "models": ("models", "List the models of this machine and whether they fit."),
+    "pull": ("pull", "Fetch a model; `mlxpool pull starter` fetches a small one."),
+    "load": ("models", "Load a model now."),
+    "unload": ("models", "Unload a model once its requests have ended, or at once with --force."),
+    "pin": ("models", "Keep a model loaded: never evicted, never idled out."),
+    "unpin": ("models", "Let a pinned model be evicted again."),
+    "run": ("run", "Ask a model one question, or talk with it."),
+    "logs": ("logs", "Show what a model's workers have written."),
+    "config": ("config", "Show the settings in effect and where each comes from."),
+}
+
+# Commands of the design that come later: told apart from typing errors.
+LATER_COMMANDS = frozenset(
+    {"bench", "cache", "colibri", "doctor", "finetune", "fuse", "import", "jobs", "quantize", "rm", "service"}
+)
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """The group of COMMANDS; imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"mlxpool.parent.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and name not in COMMANDS:
+            if name in LATER_COMMANDS:
+                raise click.UsageError(f"`mlxpool {name}` is not in this version yet")
+            from mlxpool.shared.config_values import known
+
+            raise click.UsageError(f"no command {name!r}; {known(name, COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        # From the table: --help imports no command.
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="mlxpool", message="mlxpool %(version)s")
+def cli() -> None:
+    """Many local language models behind one stable port.
+
+    Exit codes: 0 done, 1 failed, 2 bad usage or settings, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Entry point: runs the command and exits with its code; errors are one line on stderr."""
+    try:
+        code = cli.main(prog_name="mlxpool", standalone_mode=False)
+    except click.ClickException as problem:
+        click.echo(f"mlxpool: {problem.format_message()}", err=True)
+        sys.exit(problem.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("mlxpool: interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output left, as `mlxpool ps | head` does; nothing more can be written to it.
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILURE)
+    sys.exit(code if isinstance(code, int) else 0)

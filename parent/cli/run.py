@@ -1,0 +1,128 @@
+"""`mlxpool run`: one question, or a conversation, through the running server's own API."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import click
+import msgspec
+
+from mlxpool.parent.cli import client
+from mlxpool.parent.cli.common import Failure, read_settings, settings_options
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = _Delta()
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str
+
+
+class _Request(msgspec.Struct, omit_defaults=True):
+    model: str
+    messages: list[_Message]
+    stream: bool
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+
+@click.command("run")
+@click.argument("model")
+@click.argument("prompt", required=False)
+@click.option("--temperature", type=click.FloatRange(0, 2), help="0 always takes the likeliest token.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens of one answer.")
+@click.option("--system", help="A system message to begin with.")
+@settings_options
+def run_command(
+    model: str,
+    prompt: str | None,
+    temperature: float | None,
+    max_tokens: int | None,
+    system: str | None,
+    config_file: Path | None,
+    home: Path | None,
+) -> int:
+    """Ask MODEL one question, or talk with it.
+
+    Without PROMPT the question is read from standard input; on a terminal that is a conversation, ended
+    with Ctrl-D. Ctrl-C cuts an answer short.
+    """
+    server = client.need(read_settings(config_file, {"home": home}))
+    messages = [] if system is None else [_Message("system", system)]
+    request = _Request(model, messages, True, temperature, max_tokens)
+    if prompt is None and sys.stdin.isatty():
+        return _converse(server, request)
+    question = sys.stdin.read() if prompt is None else prompt
+    if not question.strip():
+        raise click.UsageError("nothing to ask: give a PROMPT, or text on standard input")
+    messages.append(_Message("user", question))
+    _print_answer(server, request)
+    return 0
+
+
+def _converse(server: client.Client, request: _Request) -> int:
+    """Turns until end of input; each answer becomes part of the next question's conversation."""
+    import readline  # noqa: F401  # gives input() a history and editing
+
+    while True:
+        try:
+            question = input("> ")
+        except EOFError:
+            click.echo()
+            return 0
+        except KeyboardInterrupt:
+            click.echo()
+            continue
+        if not question.strip():
+            continue
+        request.messages.append(_Message("user", question))
+        try:
+            answer = _print_answer(server, request)
+        except Failure as problem:
+            # The question is taken back: the conversation stays one the template accepts.
+            request.messages.pop()
+            click.echo(f"mlxpool: {problem.format_message()}", err=True)
+        else:
+            request.messages.append(_Message("assistant", answer))
+
+
+def _print_answer(server: client.Client, request: _Request) -> str:
+    """Stream one answer to the terminal; returns its text, also where Ctrl-C cut it."""
+    said: list[str] = []
+    pieces = _pieces(server, request)
+    try:
+        for piece in pieces:
+            said.append(piece)
+            click.echo(piece, nl=False)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+    finally:
+        # Closing the generator closes the connection: the server stops generating at once.
+        pieces.close()
+        if said:
+            click.echo()
+    return "".join(said)
+
+
+def _pieces(server: client.Client, request: _Request) -> Generator[str, None, None]:
+    for data in server.stream("/v1/chat/completions", request):
+        failure = client.error_message(data)
+        if failure is not None:
+            raise Failure(failure)
+        for choice in msgspec.json.decode(data, type=_Chunk).choices:
+            if choice.delta.content:
+                yield choice.delta.content

@@ -1,0 +1,124 @@
+"""`mlxpool down`, `status`, `ps`: the running server as a whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mlxpool.parent.cli import client
+from mlxpool.parent.cli.common import (
+    Failure,
+    json_option,
+    print_json,
+    print_table,
+    read_settings,
+    settings_options,
+)
+from mlxpool.parent.places import is_process, read_up
+from mlxpool.shared.units import format_duration, format_size
+
+# Beyond the drain time-out: what ending workers and closing takes at most.
+_DOWN_GRACE_S = 10.0
+_POLL_S = 0.05
+
+
+@click.command("down")
+@settings_options
+@json_option
+def down_command(config_file: Path | None, home: Path | None, as_json: bool) -> int:
+    """Stop the running server once its requests have ended."""
+    settings = read_settings(config_file, {"home": home})
+    up = read_up(settings.home)
+    if up is None or not is_process(up):
+        raise Failure(f"no server is running for {settings.home}")
+    begun = time.monotonic()
+    limit_s = settings.pool.drain_timeout + _DOWN_GRACE_S
+    os.kill(up.pid, signal.SIGTERM)
+    while is_process(up):
+        if time.monotonic() - begun > limit_s:
+            raise Failure(
+                f"the server (pid {up.pid}) is still running {format_duration(limit_s)} after SIGTERM"
+            )
+        time.sleep(_POLL_S)
+    took_s = time.monotonic() - begun
+    if as_json:
+        print_json({"pid": up.pid, "stopped": True, "took_s": round(took_s, 3)})
+    else:
+        click.echo(f"stopped (pid {up.pid}, after {format_duration(took_s)})")
+    return 0
+
+
+@click.command("status")
+@settings_options
+@json_option
+def status_command(config_file: Path | None, home: Path | None, as_json: bool) -> int:
+    """Say whether the server runs, where, and with how much memory. Exit code 1 when it does not."""
+    settings = read_settings(config_file, {"home": home})
+    server = client.find(settings)
+    if server is None:
+        if not as_json:
+            client.need(settings)
+        print_json({"running": False, "home": settings.home})
+        return 1
+    pool = server.pool()
+    up = server.up
+    if as_json:
+        print_json(
+            {
+                "running": True,
+                "home": settings.home,
+                "pid": up.pid,
+                "started": up.started,
+                "url": up.url,
+                "pool": pool,
+            }
+        )
+        return 0
+    click.echo(f"running at {up.url} (pid {up.pid}) for {format_duration(time.time() - up.started)}")
+    click.echo(f"memory   {format_size(pool.reserved_bytes)} reserved of {format_size(pool.budget_bytes)}")
+    click.echo(f"workers  {len(pool.workers)}")
+    click.echo(f"waiting  {len(pool.queue)} requests")
+    click.echo("since start: " + ", ".join(f"{count} {name}" for name, count in pool.counters.items()))
+    return 0
+
+
+@click.command("ps")
+@settings_options
+@json_option
+def ps_command(config_file: Path | None, home: Path | None, as_json: bool) -> int:
+    """List the workers of the running server."""
+    pool = client.need(read_settings(config_file, {"home": home})).pool()
+    if as_json:
+        print_json({"workers": pool.workers})
+        return 0
+    if not pool.workers:
+        click.echo("no workers")
+        return 0
+    print_table(
+        ["MODEL", "STATE", "PID", "PLANNED", "HOLDS", "ACTIVE", "QUEUED", "USED"],
+        [_row(worker, time.time()) for worker in pool.workers],
+    )
+    return 0
+
+
+def _row(worker: client.WorkerView, now: float) -> list[str]:
+    state = f"{worker.state}, pinned" if worker.pinned else worker.state
+    return [
+        worker.model,
+        f"{state}: {worker.reason}" if worker.reason else state,
+        _or_dash(worker.pid),
+        format_size(worker.planned_bytes),
+        "-" if worker.footprint_bytes is None else format_size(worker.footprint_bytes),
+        str(worker.active),
+        str(worker.queued),
+        "-" if worker.last_used is None else f"{format_duration(max(0.0, now - worker.last_used))} ago",
+    ]
+
+
+def _or_dash(value: Any) -> str:
+    return "-" if value is None else str(value)

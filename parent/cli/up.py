@@ -1,0 +1,72 @@
+"""`mlxpool up`: settings from every layer, then the server, in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mlxpool.parent.cli.common import read_settings, settings_options
+from mlxpool.shared.config import Settings
+
+
+@click.command("up")
+@settings_options
+@click.option("--host", help="Address to listen on; anything but loopback needs api_keys.")
+@click.option("--port", help="Port to listen on; 0 picks a free one.")
+@click.option(
+    "--models",
+    "model_folders",
+    multiple=True,
+    metavar="DIR",
+    help="A folder of model folders, besides home/models. May be given more than once.",
+)
+@click.option("--memory-budget", help="Memory for models: 48GB, or a share like 75%.")
+@click.option("--model", help="A model to load at start.")
+def up_command(
+    config_file: Path | None,
+    home: Path | None,
+    host: str | None,
+    port: str | None,
+    model_folders: tuple[str, ...],
+    memory_budget: str | None,
+    model: str | None,
+) -> int:
+    """Serve the models of this machine, in the foreground.
+
+    Prints its address. Ctrl-C or SIGTERM lets running requests end; a second one cuts them.
+    """
+    flags = {
+        "home": home,
+        "server.host": host,
+        "server.port": port,
+        "pool.memory_budget": memory_budget,
+        "models": model_folders or None,
+        "model": model,
+    }
+    settings = read_settings(config_file, flags)
+    _look_at_models(settings)
+    from mlxpool.parent import app
+
+    return app.run(settings)
+
+
+def _look_at_models(settings: Settings) -> None:
+    """Say what a newcomer needs to know before the first request fails."""
+    from mlxpool.parent.library import Library
+    from mlxpool.shared.errors import ApiError
+
+    library = Library(settings)
+    for name, folders in library.shadowed().items():
+        for folder in folders:
+            click.echo(f"mlxpool: {folder} is not served: another model has the name {name!r}", err=True)
+    if not library.names():
+        click.echo(
+            "mlxpool: no model on this machine yet: `mlxpool pull starter` fetches a small one (93 MB)",
+            err=True,
+        )
+    if settings.startup_model is not None:
+        try:
+            library.resolve(settings.startup_model)
+        except ApiError as problem:
+            raise click.UsageError(f"--model: {problem.message}") from None
