@@ -57,21 +57,28 @@ class Life:
         self.name = name
         self._file: int | None = None
         self._early: list[bytes] = []
+        self._lock = threading.Lock()
+        self._over = False
 
     def open(self, folder: Path) -> None:
         """Appends to the folder's log from now on; a second call changes nothing."""
-        if self._file is None:
-            self._file = os.open(folder / EVENTS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            os.write(self._file, b"".join(self._early))
+        with self._lock:
+            if self._file is None:
+                self._file = os.open(folder / EVENTS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                os.write(self._file, b"".join(self._early))
 
     def record(self, event: str, **fields: object) -> None:
-        """Writes one event. Safe from any thread: a line is one write in append mode."""
-        entry = {"event": event, "t": time.monotonic(), "pid": os.getpid(), "model": self.name, **fields}
-        line = json.dumps(entry).encode() + b"\n"
-        if self._file is None:
-            self._early.append(line)
-        else:
-            os.write(self._file, line)
+        """Writes one event. Safe from any thread; an exit is the last, whatever another thread does."""
+        with self._lock:
+            if self._over:
+                return
+            self._over = event == "exit"
+            entry = {"event": event, "t": time.monotonic(), "pid": os.getpid(), "model": self.name, **fields}
+            line = json.dumps(entry).encode() + b"\n"
+            if self._file is None:
+                self._early.append(line)
+            else:
+                os.write(self._file, line)
 
 
 class ScriptedWorker:

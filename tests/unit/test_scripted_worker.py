@@ -18,6 +18,7 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
+from mlxpool.shared import checkpoint, memory
 from mlxpool.shared.control import (
     HEADER_ASKED_MODEL,
     HEADER_CREATED,
@@ -33,6 +34,7 @@ from mlxpool.shared.control import (
     Status,
     WorkerStats,
 )
+from mlxpool.shared.model_facts import model_facts
 from tests.tools import sse
 from tests.tools.scripted_script import expected_text, make_scripted_model, read_events, write_script
 
@@ -97,6 +99,12 @@ class Spawned:
             if isinstance(message, Heartbeat) and wanted(message):
                 return message
 
+    def hang_up(self) -> None:
+        """Closes the tether, as a parent that dies does."""
+        if self.tether >= 0:
+            os.close(self.tether)
+            self.tether = -1
+
     def close(self) -> None:
         """Ends what is left."""
         self.process.kill()
@@ -104,7 +112,7 @@ class Spawned:
         assert self.process.stderr is not None
         self.process.stderr.close()
         self._status.close()
-        os.close(self.tether)
+        self.hang_up()
 
     def connect(self) -> socket.socket:
         """A connection to its socket."""
@@ -199,7 +207,7 @@ def test_the_end_of_the_tether_is_the_end_of_the_worker(spawn: Spawn) -> None:
     worker = spawn(hang_at="load", ignore_sigterm=True)
     assert worker.status() == Imported(backend="scripted")
     worker.go()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), worker.tether)
+    worker.hang_up()
     assert worker.process.wait(PATIENCE_S) == 0
     assert read_events(worker.folder)[-1]["why"] == "tether"
 
@@ -470,6 +478,9 @@ def test_the_model_folder_is_small_on_disk_and_big_on_paper(tmp_path: Path) -> N
     file = (folder / "model.safetensors").stat()
     assert file.st_size == 8 + header_bytes(folder) + 10**10
     assert file.st_blocks * 512 < 100_000
+    facts = model_facts(checkpoint.read(folder))
+    plan = memory.plan(facts, backend="cpu", context=None, batch=8, limit_bytes=None)
+    assert (plan.weights_bytes, plan.context) == (10**10, 2048)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = tokenizer.encode("<|user|>naïve\n").ids
     assert (ids[0], len(ids)) == (2, 1 + len("naïve\n".encode()))
