@@ -86,6 +86,9 @@ def main() -> None:
     """Entry point: runs the command and exits with its code; errors are one line on stderr."""
     try:
         code = cli.main(prog_name="mlxpool", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as problem:
+        click.echo(problem.format_message(), err=True)
+        sys.exit(EXIT_USAGE)
     except click.ClickException as problem:
         click.echo(f"mlxpool: {problem.format_message()}", err=True)
         sys.exit(problem.exit_code)

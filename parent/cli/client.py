@@ -14,10 +14,13 @@ from urllib.parse import quote
 import msgspec
 
 from mlxpool.parent.cli.common import Failure
-from mlxpool.parent.places import Up, is_process, read_up
+from mlxpool.parent.run_folder import Address, read_address
 from mlxpool.shared.config import Settings
 
 T = TypeVar("T")
+
+# A server publishes its address after its process began; a process that began later only has its old pid.
+_CLOCK_TOLERANCE_S = 2.0
 
 # /health answers within milliseconds; a server that takes longer than this is not well.
 _HEALTH_TIMEOUT_S = 5.0
@@ -62,11 +65,29 @@ class _Envelope(msgspec.Struct):
     error: _Error
 
 
+def is_running(address: Address) -> bool:
+    """Whether the process that published the address still runs; another one may have its pid by now."""
+    import psutil
+
+    try:
+        process = psutil.Process(address.pid)
+        return (
+            process.create_time() <= address.started + _CLOCK_TOLERANCE_S
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except psutil.Error:
+        return False
+
+
 class Client:
     """One running server. Every method raises Failure with the server's own words."""
 
-    def __init__(self, up: Up, key: str | None) -> None:
-        self.up = up
+    def __init__(self, address: Address, key: str | None) -> None:
+        self.address = address
+        # A server that listens everywhere is reached on this machine's own address.
+        wildcards = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+        self._host = wildcards.get(address.host, address.host)
+        self.url = f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{address.port}"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def get(self, path: str, kind: type[T], timeout_s: float = _REQUEST_TIMEOUT_S) -> T:
@@ -84,7 +105,7 @@ class Client:
                 if field == b"data" and value.strip() != b"[DONE]":
                     yield value.strip()
         except (OSError, http.client.HTTPException) as problem:
-            raise Failure(f"{self.up.url} stopped answering: {problem}") from None
+            raise Failure(f"{self.url} stopped answering: {problem}") from None
         finally:
             connection.close()
 
@@ -102,7 +123,7 @@ class Client:
     def _request(
         self, method: str, path: str, body: object, timeout_s: float
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection(self.up.address, self.up.port, timeout=timeout_s)
+        connection = http.client.HTTPConnection(self._host, self.address.port, timeout=timeout_s)
         headers = {**self._headers, "Content-Type": "application/json"}
         payload = None if body is None else msgspec.json.encode(body)
         try:
@@ -112,7 +133,7 @@ class Client:
                 raise Failure(_error_text(response.status, response.read()))
         except (OSError, http.client.HTTPException) as problem:
             connection.close()
-            raise Failure(f"{self.up.url} does not answer: {problem or type(problem).__name__}") from None
+            raise Failure(f"{self.url} does not answer: {problem or type(problem).__name__}") from None
         except Failure:
             connection.close()
             raise
@@ -125,9 +146,9 @@ class Client:
         try:
             return msgspec.json.decode(response.read(), type=kind)
         except msgspec.DecodeError as problem:
-            raise Failure(f"{self.up.url} is no mlxpool server, or another version: {problem}") from None
+            raise Failure(f"{self.url} is no mlxpool server, or another version: {problem}") from None
         except (OSError, http.client.HTTPException) as problem:
-            raise Failure(f"{self.up.url} stopped answering: {problem}") from None
+            raise Failure(f"{self.url} stopped answering: {problem}") from None
         finally:
             connection.close()
 
@@ -145,11 +166,11 @@ def _error_text(status: int, body: bytes) -> str:
 
 
 def find(settings: Settings) -> Client | None:
-    """The running server of this home, None where there is none."""
-    up = read_up(settings.home)
-    if up is None or not is_process(up):
+    """The running server of this home, None where there is none or it does not answer."""
+    address = read_address(settings.home)
+    if address is None or not is_running(address):
         return None
-    client = Client(up, settings.client_key)
+    client = Client(address, settings.client_key)
     try:
         client.get("/health", dict[str, Any], _HEALTH_TIMEOUT_S)
     except Failure:
@@ -158,11 +179,10 @@ def find(settings: Settings) -> Client | None:
 
 
 def need(settings: Settings) -> Client:
-    """The running server of this home. Raises Failure where there is none."""
-    client = find(settings)
-    if client is not None:
-        return client
-    up = read_up(settings.home)
-    if up is not None and is_process(up):
-        raise Failure(f"the server (pid {up.pid}) does not answer at {up.url}/health")
-    raise Failure(f"no server is running for {settings.home}; start one with `mlxpool up`")
+    """The running server of this home. Raises Failure where there is none, or it does not answer."""
+    address = read_address(settings.home)
+    if address is None or not is_running(address):
+        raise Failure(f"no server is running for {settings.home}; start one with `mlxpool up`")
+    client = Client(address, settings.client_key)
+    client.get("/health", dict[str, Any], _HEALTH_TIMEOUT_S)
+    return client

@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import click
 
-from mlxpool.parent import places
 from mlxpool.parent.cli.common import Failure, read_settings, settings_options
+from mlxpool.parent.pool.worker_log import log_path
 from mlxpool.shared.config_values import known
 
 _POLL_S = 0.2
@@ -27,14 +27,15 @@ def logs_command(
 ) -> int:
     """Show what the workers of MODEL have written; without MODEL, those of every model."""
     settings = read_settings(config_file, {"home": home})
-    logs = {path.stem: path for path in sorted(places.logs_folder(settings.home).glob("*.log"))}
+    folder = settings.home / "logs"
+    logs = {path.stem: path for path in sorted(folder.glob("*.log"))}
     if model is not None:
-        path = places.worker_log(settings.home, model)
+        path = log_path(folder, model)
         if path.stem not in logs:
-            raise Failure(f"no log of {model!r} in {path.parent}; {known(path.stem, logs)}")
+            raise Failure(f"no log of {model!r} in {folder}; {known(path.stem, logs)}")
         logs = {path.stem: path}
     if not logs:
-        raise Failure(f"no logs in {places.logs_folder(settings.home)} yet")
+        raise Failure(f"no logs in {folder} yet")
     tails = {name: _Tail(path) for name, path in logs.items()}
     printer = _Printer(headed=len(tails) > 1)
     for name, tail in tails.items():

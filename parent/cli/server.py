@@ -19,7 +19,7 @@ from mlxpool.parent.cli.common import (
     read_settings,
     settings_options,
 )
-from mlxpool.parent.places import is_process, read_up
+from mlxpool.parent.run_folder import read_address
 from mlxpool.shared.units import format_duration, format_size
 
 # Beyond the drain time-out: what ending workers and closing takes at most.
@@ -33,23 +33,23 @@ _POLL_S = 0.05
 def down_command(config_file: Path | None, home: Path | None, as_json: bool) -> int:
     """Stop the running server once its requests have ended."""
     settings = read_settings(config_file, {"home": home})
-    up = read_up(settings.home)
-    if up is None or not is_process(up):
+    address = read_address(settings.home)
+    if address is None or not client.is_running(address):
         raise Failure(f"no server is running for {settings.home}")
     begun = time.monotonic()
     limit_s = settings.pool.drain_timeout + _DOWN_GRACE_S
-    os.kill(up.pid, signal.SIGTERM)
-    while is_process(up):
+    os.kill(address.pid, signal.SIGTERM)
+    while client.is_running(address):
         if time.monotonic() - begun > limit_s:
             raise Failure(
-                f"the server (pid {up.pid}) is still running {format_duration(limit_s)} after SIGTERM"
+                f"the server (pid {address.pid}) is still running {format_duration(limit_s)} after SIGTERM"
             )
         time.sleep(_POLL_S)
     took_s = time.monotonic() - begun
     if as_json:
-        print_json({"pid": up.pid, "stopped": True, "took_s": round(took_s, 3)})
+        print_json({"pid": address.pid, "stopped": True, "took_s": round(took_s, 3)})
     else:
-        click.echo(f"stopped (pid {up.pid}, after {format_duration(took_s)})")
+        click.echo(f"stopped (pid {address.pid}, after {format_duration(took_s)})")
     return 0
 
 
@@ -66,20 +66,14 @@ def status_command(config_file: Path | None, home: Path | None, as_json: bool) -
         print_json({"running": False, "home": settings.home})
         return 1
     pool = server.pool()
-    up = server.up
+    address = server.address
     if as_json:
-        print_json(
-            {
-                "running": True,
-                "home": settings.home,
-                "pid": up.pid,
-                "started": up.started,
-                "url": up.url,
-                "pool": pool,
-            }
-        )
+        where = {"home": settings.home, "pid": address.pid, "started": address.started, "url": server.url}
+        print_json({"running": True, **where, "pool": pool})
         return 0
-    click.echo(f"running at {up.url} (pid {up.pid}) for {format_duration(time.time() - up.started)}")
+    click.echo(
+        f"running at {server.url} (pid {address.pid}) for {format_duration(time.time() - address.started)}"
+    )
     click.echo(f"memory   {format_size(pool.reserved_bytes)} reserved of {format_size(pool.budget_bytes)}")
     click.echo(f"workers  {len(pool.workers)}")
     click.echo(f"waiting  {len(pool.queue)} requests")
