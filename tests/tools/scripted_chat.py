@@ -200,7 +200,7 @@ class Engine:
         """One request of whatever path."""
         match request.method, request.path:
             case "GET", "/health":
-                healthy = not self._script.health_fails
+                healthy = not (self._script.health_fails or self._draining)
                 out.whole(200 if healthy else 503, b'{"status":"ok"}' if healthy else b'{"status":"failing"}')
             case "GET", "/stats":
                 out.whole(200, msgspec.json.encode(self._stats()))

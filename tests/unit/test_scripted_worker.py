@@ -317,6 +317,7 @@ def test_a_drain_lets_rows_end_and_admits_no_more(spawn: Spawn) -> None:
     drain = worker.send("POST", "/control/drain?timeout_s=15")
     eventually(lambda: "drain" in worker.events())
     assert worker.chat("two")[0] == 503
+    assert worker.ask("GET", "/health")[0] == 503
     report = msgspec.json.decode(sse.read_answer(drain)[2], type=DrainReport)
     assert report.durable
     text = json.loads(sse.read_answer(running)[2])["choices"][0]["message"]["content"]
