@@ -7,6 +7,7 @@ a benchmark that fails leaves its error there, and the exit status says so.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -31,7 +32,8 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=("startup", "relay", "swap"))
     parser.add_argument("--out", type=Path, default=common.REPO / "bench-results")
     args = parser.parse_args()
-    starter = args.starter or Path.home() / ".mlxpool" / "models" / "smollm2-135m"
+    home = Path(os.environ.get("MLXPOOL_HOME") or Path.home() / ".mlxpool")
+    starter = args.starter or home / "models" / "smollm2-135m"
     benches = {"startup": [], "relay": [], "swap": ["--starter", str(starter)]}
     documents: dict[str, Any] = {}
     failed = False
