@@ -13,7 +13,7 @@ from mlxpool.parent.cli import client
 from mlxpool.parent.cli.common import Failure, read_settings, settings_options
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, frozen=True):
     content: str | None = None
 
 

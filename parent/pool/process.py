@@ -1,9 +1,9 @@
 """One worker process: its pipes, its signals, its end.
 
 `python -m mlxpool.worker` in a session (so a process group) of its own, with a tether and a status pipe
-(shared/control.py). What the process says and does comes back through `Reports`, on the event loop; lines that
-break the protocol are reported as such and believed in nothing. The exit is learnt with WNOWAIT and the process
-is only reaped on the loop, so its pid can't be another's while a signal is on its way.
+(shared/control.py). What the process says and does comes back through `Reports`, on the event loop; lines
+that break the protocol are reported as such and believed in nothing. The exit is learnt with WNOWAIT and the
+process is only reaped on the loop, so its pid can't be another's while a signal is on its way.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self._tether = -1
         self._status = -1
-        self._buffer = bytearray()
+        self._buffer = b""
         self._skipping = False
         self._process: subprocess.Popen[bytes] | None = None
         self._output: OutputReader | None = None
@@ -130,28 +130,28 @@ class WorkerProcess:
         except ProcessLookupError:
             pass
 
-    def _read_status(self) -> None:
+    def _read_status(self) -> bool:
+        """Read what is there. False when the pipe has nothing (more) to say."""
         try:
             data = os.read(self._status, READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
+        except OSError as err:
             data = b""
+            if isinstance(err, BlockingIOError):
+                return False
         if not data:
             self._loop.remove_reader(self._status)
-            return
-        self._buffer += data
-        while (end := self._buffer.find(b"\n")) >= 0:
-            line = bytes(self._buffer[:end])
-            del self._buffer[: end + 1]
-            if self._skipping or end > MAX_LINE_BYTES:
+            return False
+        *lines, rest = (self._buffer + data).split(b"\n")
+        self._buffer = rest
+        for line in lines:
+            if self._skipping or len(line) > MAX_LINE_BYTES:
                 self._skipping = False
                 self._reports.nonsense(self.worker, f"a status line of over {MAX_LINE_BYTES} bytes")
-                continue
-            self._read_line(line)
-        if len(self._buffer) > MAX_LINE_BYTES:
-            self._buffer.clear()
-            self._skipping = True
+            else:
+                self._read_line(line)
+        if len(rest) > MAX_LINE_BYTES:
+            self._buffer, self._skipping = b"", True
+        return True
 
     def _read_line(self, line: bytes) -> None:
         try:
@@ -182,8 +182,8 @@ class WorkerProcess:
         code = self._process.wait()
         if self._grace is not None:
             self._grace.cancel()
-        while self._buffer is not None and self._drain_status():
-            pass
+        while self._read_status():
+            pass  # what it said before it died: its own reason for it, often
         self._loop.remove_reader(self._status)
         os.close(self._status)
         os.close(self._tether)
@@ -191,22 +191,6 @@ class WorkerProcess:
             if path is not None:
                 path.unlink(missing_ok=True)
         self._reports.exited(self.worker, describe_exit(code))
-
-    def _drain_status(self) -> bool:
-        """Read what it said before it died: its own reason for it, often."""
-        before = len(self._buffer)
-        try:
-            data = os.read(self._status, READ_BYTES)
-        except OSError:
-            return False
-        self._buffer += data
-        while (end := self._buffer.find(b"\n")) >= 0:
-            line = bytes(self._buffer[:end])
-            del self._buffer[: end + 1]
-            if not self._skipping and end <= MAX_LINE_BYTES:
-                self._read_line(line)
-            self._skipping = False
-        return bool(data) and len(self._buffer) >= before
 
 
 def describe_exit(code: int) -> str:

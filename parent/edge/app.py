@@ -1,0 +1,123 @@
+"""The aiohttp application: its routes, and what holds for every request on each of them.
+
+Order matters: Host and Origin before anything, then the key, then the route. Whatever a handler raises leaves
+as the protocol's own error with the request's id on it; nothing a client sends ends in a traceback or an HTML
+page.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
+
+from mlxpool.parent.library import Library
+from mlxpool.parent.pool.service import PoolService
+from mlxpool.shared.config import Server
+from mlxpool.shared.errors import ApiError, error
+
+from . import security
+from .models import ModelRoutes
+from .pool_routes import PoolRoutes
+from .relay import Relay
+from .reply import REQUEST_ID, error_response, json_response, request_id
+
+logger = logging.getLogger("mlxpool.edge")
+
+MAX_BODY_BYTES = 64 * 2**20
+# Answered without a key: a monitor or launchd asks whether the server lives, and learns nothing else.
+OPEN_PATHS = frozenset({"/health"})
+
+
+def make_app(pool: PoolService, library: Library, server: Server) -> web.Application:
+    """The application over a running pool."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_guard(server)], logger=logger)
+    app.on_response_prepare.append(_finish_headers(server))
+    relay, models, pools = Relay(pool, library), ModelRoutes(pool, library), PoolRoutes(pool, library)
+    started = time.time()
+
+    async def health(_: web.Request) -> web.Response:
+        return json_response({"status": "ok", "uptime_s": round(time.time() - started, 3)})
+
+    app.add_routes(
+        [
+            web.get("/health", health),
+            web.post("/v1/chat/completions", relay.chat),
+            web.get("/v1/models", models.list_models),
+            web.get("/v1/models/{id:.+}", models.one_model),
+            web.get("/api/pool", pools.view),
+            web.post("/api/models/{id:.+}/load", pools.load),
+            web.post("/api/models/{id:.+}/unload", pools.unload),
+            web.post("/api/models/{id:.+}/pin", pools.pin),
+            web.post("/api/models/{id:.+}/unpin", pools.unpin),
+        ]
+    )
+    return app
+
+
+def _guard(server: Server) -> Middleware:
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[REQUEST_ID] = request_id(request.headers.get("X-Request-Id"))
+        try:
+            _check(request, server)
+            if request.method == hdrs.METH_OPTIONS and security.origin_is_allowed(request.headers, server):
+                return web.Response(status=204, headers=security.preflight_headers(request.headers))
+            if (request.content_length or 0) > MAX_BODY_BYTES:
+                raise _too_large()
+            return await handler(request)
+        except ApiError as err:
+            return error_response(request, err)
+        except web.HTTPException as err:
+            return error_response(request, _of_http(request, err))
+        except (ConnectionError, web.HTTPRequestEntityTooLarge):
+            raise
+        except Exception:
+            logger.exception("request %s: %s %s", request[REQUEST_ID], request.method, request.path)
+            if request.transport is None or request.transport.is_closing():
+                raise
+            return error_response(
+                request,
+                error("internal_error", f"the server failed; its log has request {request[REQUEST_ID]}"),
+            )
+
+    return guard
+
+
+def _check(request: web.Request, server: Server) -> None:
+    headers = request.headers
+    refusal = security.check_host(headers, server) or security.check_origin(headers, server)
+    # A preflight carries no key; what it asks leave for is checked when it comes.
+    if refusal is None and request.path not in OPEN_PATHS and request.method != hdrs.METH_OPTIONS:
+        refusal = security.check_key(headers, server)
+    if refusal is not None:
+        raise refusal
+
+
+def _of_http(request: web.Request, err: web.HTTPException) -> ApiError:
+    """aiohttp's own refusals (no such route, wrong method, too large a body) as ours."""
+    if err.status == 404:
+        return error("not_found", f"there is no {request.method} {request.path} here")
+    if err.status == 405:
+        allowed = err.headers.get("Allow", "")
+        return error("method_not_allowed", f"{request.path} does not take {request.method}; use {allowed}")
+    if err.status == 413:
+        return _too_large()
+    return ApiError(err.status, "invalid_request", err.reason)
+
+
+def _too_large() -> ApiError:
+    return error("body_too_large", f"the body is over the limit of {MAX_BODY_BYTES // 2**20} MiB")
+
+
+def _finish_headers(server: Server) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    async def finish(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["x-request-id"] = request.get(REQUEST_ID) or request_id(None)
+        response.headers.pop("Server", None)
+        if security.origin_is_allowed(request.headers, server):
+            response.headers.update(security.cors_headers(request.headers))
+
+    return finish

@@ -1,0 +1,281 @@
+"""The scheduler's effects made real: processes, sockets and the futures that requests wait on.
+
+`PoolEffects` carries out what `Scheduler` decides and turns what processes do into scheduler events. It
+decides nothing: every branch here is about how, never about whether. Owned by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from mlxpool.shared.control import DrainReport, Failed, Heartbeat, Imported, Launch, Loading, Status
+from mlxpool.shared.errors import ApiError
+
+from .process import WorkerProcess
+from .scheduler import Scheduler
+from .state import ModelSpec, Ticket
+from .worker_log import RotatingLog, log_path
+
+logger = logging.getLogger("mlxpool.pool")
+
+# A worker whose socket listens answers /health at once; its loop may be busy for one first forward.
+READY_PROBE_TIMEOUT_S = 10.0
+# A worker that says why it failed ends next; its last lines are complete then.
+FAILED_EXIT_WAIT_S = 1.0
+# The worker's own time-out ends a drain; this much later it is taken for hung.
+DRAIN_MARGIN_S = 5.0
+# Lines of a failed worker's log that go into the error a client reads.
+REASON_TAIL_LINES = 5
+RECENT_EVENTS = 200
+
+
+class PoolEvent(msgspec.Struct, frozen=True):
+    """Something that happened to a model. time: unix seconds."""
+
+    time: float
+    event: str
+    model: str
+    detail: str
+
+
+@dataclass
+class Grant:
+    """What a waiting request holds: its ticket, and the futures that settle it.
+
+    granted: the worker to talk to, or the ApiError the request is refused with. revoked: the error that a
+    granted request must end with; on_revoke is called once when it is set.
+    """
+
+    ticket: Ticket
+    granted: asyncio.Future[Worker]
+    revoked: ApiError | None = None
+    on_revoke: Callable[[], None] | None = None
+
+
+@dataclass
+class Worker:
+    """A process and the HTTP session that reaches it."""
+
+    process: WorkerProcess
+    spec: ModelSpec
+    session: aiohttp.ClientSession
+    log: RotatingLog
+    reason: str | None = None  # its own words for why it ends
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def number(self) -> int:
+        """Its worker number."""
+        return self.process.worker
+
+
+class PoolEffects:
+    """Effects and Reports. `scheduler` is set right after both are made."""
+
+    scheduler: Scheduler
+
+    def __init__(
+        self,
+        *,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        run_folder: Path,
+        log_folder: Path,
+        drain_timeout_s: float,
+        launch: Callable[[str, str], Launch],
+        changed: Callable[[], None],
+    ) -> None:
+        """argv, env: every worker's. launch: (model, socket path) → Launch. changed: called after events."""
+        self._argv = argv
+        self._env = env
+        self._run_folder = run_folder
+        self._log_folder = log_folder
+        self._drain_timeout_s = drain_timeout_s
+        self._launch = launch
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._logs: dict[str, RotatingLog] = {}
+        self.workers: dict[int, Worker] = {}
+        self.grants: dict[int, Grant] = {}
+        self.recent: collections.deque[PoolEvent] = collections.deque(maxlen=RECENT_EVENTS)
+
+    # ---- effects ----------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """The event loop's own clock, so that timers agree with it."""
+        return time.monotonic()
+
+    def start(self, worker: int, spec: ModelSpec, go: bool) -> None:
+        """Spawn a worker; see Effects."""
+        log = self._logs.setdefault(spec.name, RotatingLog(log_path(self._log_folder, spec.name)))
+        socket = self._run_folder / f"{worker}.sock"
+        process = WorkerProcess(worker, spec.name, socket, log, self)
+        connector = aiohttp.UnixConnector(path=str(socket), limit=0)
+        session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=2**18,
+        )
+        self.workers[worker] = Worker(process, spec, session, log)
+        log.write(f"--- worker {worker} of {spec.name} starts\n".encode())
+        try:
+            process.spawn(self._argv, self._env)
+        except OSError as err:
+            # The scheduler is in the middle of a decision: tell it afterwards.
+            self._loop.call_soon(self.exited, worker, f"can't start a worker: {err}")
+            return
+        if go:
+            self.go(worker, spec)
+
+    def go(self, worker: int, spec: ModelSpec) -> None:
+        """Send the Launch."""
+        process = self.workers[worker].process
+        process.go(self._launch(spec.name, str(process.socket)))
+
+    def drain(self, worker: int) -> None:
+        """Ask the worker to drain, in the background."""
+        self._background(worker, self._drain(self.workers[worker]))
+
+    def stop(self, worker: int) -> None:
+        """SIGTERM, then SIGKILL."""
+        self.workers[worker].process.stop()
+
+    def kill(self, worker: int) -> None:
+        """SIGKILL."""
+        if worker in self.workers:
+            self.workers[worker].process.kill()
+
+    def grant(self, ticket: Ticket) -> None:
+        """Let the request go on to its worker."""
+        if not ticket.internal:
+            self._grant(ticket).granted.set_result(self.workers[ticket.worker])
+
+    def reject(self, ticket: Ticket, err: ApiError) -> None:
+        """Refuse a queued request."""
+        if ticket.internal:
+            return
+        future = self._grant(ticket).granted
+        if not future.done():
+            future.set_exception(err)
+            future.exception()  # its client may have left already: nobody needs to look
+
+    def revoke(self, ticket: Ticket, err: ApiError) -> None:
+        """End a granted request with an error."""
+        grant = self._grant(ticket)
+        if grant.revoked is None:
+            grant.revoked = err
+            if grant.on_revoke is not None:
+                grant.on_revoke()
+
+    def log(self, event: str, model: str, detail: str = "") -> None:
+        """Keep it for the page, and write it to the parent's log."""
+        self.recent.append(PoolEvent(time.time(), event, model, detail))
+        logger.info("%s %s%s", event, model, f": {detail}" if detail else "")
+
+    def _grant(self, ticket: Ticket) -> Grant:
+        found = self.grants.get(ticket.number)
+        if found is None:
+            found = self.grants[ticket.number] = Grant(ticket, self._loop.create_future())
+        return found
+
+    # ---- reports ----------------------------------------------------------------------------------------
+
+    def status(self, worker: int, message: Status) -> None:
+        """A line of the status pipe becomes a scheduler event."""
+        known = self.workers.get(worker)
+        if known is None:
+            return
+        if isinstance(message, Heartbeat):
+            self.scheduler.on_heartbeat(worker, message.progress, message.pending)
+        elif isinstance(message, Imported):
+            self.scheduler.on_imported(worker)
+        elif isinstance(message, Loading):
+            self.scheduler.on_loading(worker, message.done_bytes, message.total_bytes)
+        elif isinstance(message, Failed):
+            known.reason = message.reason
+            self._background(worker, self._report_failure(known))
+        else:
+            self._background(worker, self._probe(known))
+        self._changed()
+
+    def nonsense(self, worker: int, what: str) -> None:
+        """Noted in the model's log and believed in nothing."""
+        if (known := self.workers.get(worker)) is not None:
+            known.log.write(f"--- worker {worker} sent {what}\n".encode())
+
+    def exited(self, worker: int, reason: str) -> None:
+        """The process is gone."""
+        known = self.workers.pop(worker, None)
+        if known is None:
+            return
+        known.log.write(f"--- worker {worker} ended: {reason}\n".encode())
+        slot = self.scheduler.slots.get(known.spec.name)
+        loading = slot is not None and slot.worker == worker and slot.phase in ("starting", "loading")
+        for task in known.tasks:
+            task.cancel()
+        self._background(0, _close(known.session))
+        self.scheduler.on_exit(worker, self._with_tail(known, known.reason or reason) if loading else reason)
+        self._changed()
+
+    def _with_tail(self, known: Worker, reason: str) -> str:
+        tail = known.process.tail()[-REASON_TAIL_LINES:]
+        return reason if not tail else f"{reason} (its last lines: {' | '.join(tail)})"
+
+    async def _report_failure(self, known: Worker) -> None:
+        """Wait for the end of a worker that said why it fails; `exited` tells with its last lines."""
+        await asyncio.sleep(FAILED_EXIT_WAIT_S)
+        self.scheduler.on_failed(known.number, self._with_tail(known, known.reason or "no reason given"))
+        self._changed()
+
+    async def _probe(self, known: Worker) -> None:
+        """Ready means that the socket answers."""
+        try:
+            async with asyncio.timeout(READY_PROBE_TIMEOUT_S):
+                async with known.session.get("http://worker/health") as answer:
+                    problem = None if answer.status == 200 else f"its /health answers {answer.status}"
+        except (aiohttp.ClientError, OSError, TimeoutError) as err:
+            problem = f"its socket does not answer ({type(err).__name__})"
+        if problem is None:
+            self.scheduler.on_ready(known.number)
+        else:
+            self.scheduler.on_failed(known.number, f"the worker says it is ready, but {problem}")
+        self._changed()
+
+    async def _drain(self, known: Worker) -> None:
+        """Drain over the socket; whatever happens, `on_drained` follows."""
+        limit = self._drain_timeout_s
+        try:
+            async with asyncio.timeout(limit + DRAIN_MARGIN_S):
+                url = f"http://worker/control/drain?timeout_s={limit:g}"
+                async with known.session.post(url) as answer:
+                    report = msgspec.json.decode(await answer.read(), type=DrainReport)
+            detail = "drained" if report.durable else f"not all was durable: {report.missing} missing"
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as err:
+            detail = f"the drain failed ({type(err).__name__})"
+        self.scheduler.on_drained(known.number, detail)
+        self._changed()
+
+    def _background(self, worker: int, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        tasks = self.workers[worker].tasks if worker in self.workers else _LOOSE_TASKS
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+async def _close(session: aiohttp.ClientSession) -> None:
+    await session.close()
+
+
+# Tasks that outlive their worker; the set keeps them from being collected while they run.
+_LOOSE_TASKS: set[asyncio.Task[None]] = set()

@@ -1,0 +1,271 @@
+"""The pool as the rest of the parent sees it: ask for a model, get a worker; look; load, unload, pin.
+
+Holds the scheduler, its effects and the one timer that wakes it. Everything here runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from mlxpool.parent.library import Description, Library, LibraryModel
+from mlxpool.shared.backend import Backend
+from mlxpool.shared.config import Settings
+from mlxpool.shared.control import Launch, Phase
+from mlxpool.shared.errors import ApiError
+
+from .effects import Grant, PoolEffects, PoolEvent
+from .footprint import footprint_bytes
+from .scheduler import Limits, Scheduler
+from .specs import make_launch, make_spec
+from .state import ModelSpec, Slot
+
+logger = logging.getLogger("mlxpool.pool")
+
+# How long a model's files are believed unchanged: a request a millisecond later need not stat them again.
+SPEC_TTL_S = 1.0
+# Memory moves with prompts and batches, over seconds; reading it walks the process's page tables.
+FOOTPRINT_INTERVAL_S = 5.0
+
+
+class WorkerView(msgspec.Struct, frozen=True):
+    """One entry of `GET /api/pool`. since, last_used: unix seconds."""
+
+    model: str
+    state: Phase
+    pid: int | None
+    since: float
+    planned_bytes: int
+    footprint_bytes: int
+    active: int
+    queued: int
+    restarts: int
+    pinned: bool
+    last_used: float | None
+    reason: str | None
+    loaded_bytes: int
+    total_bytes: int
+
+
+class QueueView(msgspec.Struct, frozen=True):
+    """One waiting request."""
+
+    model: str
+    waiting_s: float
+
+
+class PoolView(msgspec.Struct, frozen=True):
+    """The body of `GET /api/pool`."""
+
+    budget_bytes: int
+    reserved_bytes: int
+    workers: list[WorkerView]
+    queue: list[QueueView]
+    leases: dict[str, int]
+    counters: dict[str, int]
+    recent: list[PoolEvent]
+
+
+class PoolService:
+    """Create inside the running loop; `close` before it ends."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        library: Library,
+        backend: Backend,
+        *,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        run_folder: Path,
+    ) -> None:
+        self.library = library
+        self.backend = backend
+        self.settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._specs: dict[str, tuple[float, ModelSpec, LibraryModel, Description]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        self._footprints: asyncio.Task[None] | None = None
+        self._empty = asyncio.Event()
+        self._epoch = time.time() - time.monotonic()  # monotonic → unix seconds, for people
+        self.effects = PoolEffects(
+            argv=argv,
+            env=env,
+            run_folder=run_folder,
+            log_folder=settings.home / "logs",
+            drain_timeout_s=settings.pool.drain_timeout,
+            launch=self._launch,
+            changed=self._after,
+        )
+        self.budget_bytes = library.budget_bytes()
+        limits = Limits(
+            budget_bytes=self.budget_bytes,
+            queue_timeout_s=settings.pool.queue_timeout,
+            load_timeout_s=settings.pool.load_timeout,
+            stall_timeout_s=settings.pool.stall_timeout,
+        )
+        self.scheduler = self.effects.scheduler = Scheduler(limits, self.effects)
+
+    # ---- requests ---------------------------------------------------------------------------------------
+
+    def request(self, model: LibraryModel, keep_alive_s: float | None = None) -> Grant:
+        """A place for one request. Raises ApiError where it is refused at once. End it with `done`."""
+        ticket = self.scheduler.on_request(self.spec(model), keep_alive_s=keep_alive_s)
+        grant = self.effects.grants.get(ticket.number)
+        if grant is None:
+            grant = self.effects.grants[ticket.number] = Grant(ticket, self._loop.create_future())
+        self._after()
+        return grant
+
+    def done(self, grant: Grant) -> None:
+        """The request is over, however it ended."""
+        grant.on_revoke = None
+        self.effects.grants.pop(grant.ticket.number, None)
+        grant.granted.cancel()
+        self.scheduler.on_done(grant.ticket)
+        self._after()
+
+    def spec(self, model: LibraryModel) -> ModelSpec:
+        """What the model would take now, from its files; remembered for a moment."""
+        now = time.monotonic()
+        known = self._specs.get(model.name)
+        if known is not None and now < known[0] and known[2] is model:
+            return known[1]
+        described = self.library.describe(model, self.backend, self.budget_bytes)
+        if known is not None and known[3] is described and known[2] is model:
+            spec = known[1]
+        else:
+            spec = make_spec(model, described, self.settings.pool.queue_limit)
+        self._specs[model.name] = (now + SPEC_TTL_S, spec, model, described)
+        return spec
+
+    def _launch(self, name: str, socket: str) -> Launch:
+        _, _, model, described = self._specs[name]
+        return make_launch(model, described, socket)
+
+    # ---- commands ---------------------------------------------------------------------------------------
+
+    def load(self, model: LibraryModel) -> None:
+        """Start loading. Raises ApiError."""
+        self.scheduler.on_load(self.spec(model))
+        self._after()
+
+    def unload(self, model: LibraryModel, *, force: bool) -> None:
+        """Unload after what is under way, or at once."""
+        self.scheduler.on_unload(model.name, force=force)
+        self._after()
+
+    def pin(self, model: LibraryModel, pinned: bool) -> None:
+        """Pin or unpin."""
+        self.scheduler.on_pin(self.spec(model), pinned)
+        self._after()
+
+    # ---- looking ----------------------------------------------------------------------------------------
+
+    def slot(self, name: str) -> Slot | None:
+        """What is known of a model that has been spoken of."""
+        return self.scheduler.slots.get(name)
+
+    def view(self) -> PoolView:
+        """The body of /api/pool."""
+        now = self.effects.now()
+        slots = [s for s in self.scheduler.slots.values() if s.alive or s.phase == "failed" or s.pinned]
+        waiting = sorted(
+            (t for s in self.scheduler.slots.values() for t in s.waiting), key=lambda t: t.number
+        )
+        return PoolView(
+            budget_bytes=self.budget_bytes,
+            reserved_bytes=sum(s.reserved for s in self.scheduler.slots.values()),
+            workers=[self._worker_view(slot) for slot in slots],
+            queue=[QueueView(t.model, round(now - t.arrived, 3)) for t in waiting],
+            leases={"shared": sum(len(s.running) for s in slots), "exclusive": 0, "waiting": 0},
+            counters=msgspec.to_builtins(self.scheduler.counters),
+            recent=list(self.effects.recent)[-20:],
+        )
+
+    def _worker_view(self, slot: Slot) -> WorkerView:
+        worker = self.effects.workers.get(slot.worker)
+        return WorkerView(
+            model=slot.name,
+            state=slot.phase,
+            pid=worker.process.pid if worker is not None else None,
+            since=round(slot.since + self._epoch, 3),
+            planned_bytes=slot.spec.planned_bytes,
+            footprint_bytes=slot.footprint,
+            active=len(slot.running),
+            queued=len(slot.waiting),
+            restarts=slot.restarts,
+            pinned=slot.pinned,
+            last_used=round(slot.last_used + self._epoch, 3) if slot.last_used else None,
+            reason=slot.reason,
+            loaded_bytes=slot.loaded_bytes,
+            total_bytes=slot.total_bytes,
+        )
+
+    # ---- life -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Pin what the settings pin, load those and the start-up model, begin to watch memory."""
+        self._footprints = self._loop.create_task(self._watch_footprints())
+        for model in self.library.models():
+            if model.settings.pin:
+                self.pin(model, True)
+                self._load_at_start(model)
+        if self.settings.startup_model is not None:
+            self._load_at_start(self.library.resolve(self.settings.startup_model))
+
+    def _load_at_start(self, model: LibraryModel) -> None:
+        """A model that can't be loaded is no reason not to serve the others."""
+        try:
+            self.load(model)
+        except ApiError as err:
+            logger.error("%s", err.message)
+
+    async def close(self) -> None:
+        """Drain all workers in parallel and wait until no process is left."""
+        if self._footprints is not None:
+            self._footprints.cancel()
+        self.scheduler.on_shutdown()
+        self._after()
+        await self._empty.wait()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def close_now(self) -> None:
+        """Cut everything; `close` returns soon after."""
+        self.scheduler.on_shutdown_now()
+        self._after()
+
+    def _after(self) -> None:
+        """After any event: set the timer to the next deadline."""
+        if self.scheduler.closed and self.scheduler.empty:
+            self._empty.set()
+        deadline = self.scheduler.next_deadline()
+        if deadline == self._deadline:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._deadline = deadline
+        if deadline is not None:
+            self._timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._deadline = None
+        self.scheduler.on_tick()
+        self._after()
+
+    async def _watch_footprints(self) -> None:
+        while True:
+            await asyncio.sleep(FOOTPRINT_INTERVAL_S)
+            for number, worker in list(self.effects.workers.items()):
+                size = await self._loop.run_in_executor(None, footprint_bytes, worker.process.pid)
+                if size:
+                    self.scheduler.on_footprint(number, size)
+            self._after()

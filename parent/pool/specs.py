@@ -1,0 +1,51 @@
+"""From the library's view of a model to what the scheduler and a worker need to know of it."""
+
+from __future__ import annotations
+
+import math
+
+from mlxpool.parent.library import Description, LibraryModel
+from mlxpool.shared.control import Launch
+
+from .state import ModelSpec
+
+
+def make_spec(model: LibraryModel, described: Description, queue_limit: int) -> ModelSpec:
+    """The spec of a model as its files and settings are now."""
+    own, plan = model.settings, described.plan
+    ttl = own.idle_ttl
+    return ModelSpec(
+        model.name,
+        planned_bytes=plan.planned_bytes if plan is not None else 0,
+        overhead_bytes=plan.overhead_bytes if plan is not None else 0,
+        max_running=own.batch,
+        queue_limit=queue_limit,
+        idle_ttl_s=ttl if ttl is not None and math.isfinite(ttl) and ttl >= 0 else None,
+        stamp=described.stamp,
+        fault=described.fault,
+        too_large=(
+            f"model {model.name!r} {plan.explanation}"
+            if plan is not None and plan.verdict == "does_not_fit"
+            else None
+        ),
+    )
+
+
+def make_launch(model: LibraryModel, described: Description, socket: str) -> Launch:
+    """What the worker is told. Only for a model that has a plan."""
+    own, plan = model.settings, described.plan
+    assert plan is not None
+    return Launch(
+        model=model.name,
+        path=str(model.path),
+        socket=socket,
+        context=plan.context,
+        batch=own.batch,
+        kv_pool_bytes=plan.kv_pool_bytes,
+        memory_limit_bytes=plan.planned_bytes,
+        prefill_chunk=own.prefill_chunk,
+        max_tokens=own.max_tokens,
+        temperature=own.temperature,
+        top_p=own.top_p,
+        top_k=own.top_k,
+    )
