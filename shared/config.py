@@ -89,7 +89,7 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 600.0
     stall_timeout: Annotated[
         float,
-        Key(v.TIMEOUT, "Work pending and no step done: far above the slowest single step measured."),
+        Key(v.TIMEOUT, "Work pending and no step done: over twice the slowest single step measured, 23 s."),
     ] = 60.0
     drain_timeout: Annotated[
         float,
@@ -133,7 +133,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Key(v.COUNT, "Tokens. Unset: the model's own, at most 32,768, so that one row's KV stays modest."),
     ] = None
     batch: Annotated[
-        int, Key(v.BATCH, "Rows decoded together; beyond 8 a single stream slows more than the sum gains.")
+        int,
+        Key(v.BATCH, "Rows decoded together: eight give about five times one row's tokens."),
     ] = 8
     prefill_chunk: Annotated[
         int | None,

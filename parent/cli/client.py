@@ -57,6 +57,15 @@ class PoolView(msgspec.Struct):
     counters: dict[str, int] = {}
 
 
+class ModelState(msgspec.Struct):
+    """The answer of load, unload, pin and unpin: the model's state at that moment."""
+
+    id: str
+    state: str
+    pinned: bool = False
+    reason: str | None = None
+
+
 class _Error(msgspec.Struct):
     message: str
 
@@ -116,9 +125,9 @@ class Client:
         """The worker of a model, None where it has none."""
         return next((worker for worker in self.pool().workers if worker.model == model), None)
 
-    def act(self, model: str, action: str, body: object = None) -> dict[str, Any]:
+    def act(self, model: str, action: str, body: object = None) -> ModelState:
         """POST /api/models/{model}/{action}."""
-        return self.post(f"/api/models/{quote(model, safe='')}/{action}", body or {}, dict[str, Any])
+        return self.post(f"/api/models/{quote(model, safe='')}/{action}", body or {}, ModelState)
 
     def _request(
         self, method: str, path: str, body: object, timeout_s: float

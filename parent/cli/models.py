@@ -88,8 +88,7 @@ def load_command(
     settings = read_settings(config_file, {"home": home})
     server = client.need(settings)
     answer = server.act(model, "load")
-    state = str(answer.get("state", "queued"))
-    name = str(answer.get("model", model))
+    name, state = answer.id, answer.state
     if not no_wait:
         deadline = time.monotonic() + settings.pool.queue_timeout + settings.pool.load_timeout
         state = _wait_until_loaded(server, name, deadline)
@@ -110,8 +109,7 @@ def unload_command(
     settings = read_settings(config_file, {"home": home})
     server = client.need(settings)
     answer = server.act(model, "unload", {"force": force})
-    state = str(answer.get("state", "absent"))
-    name = str(answer.get("model", model))
+    name, state = answer.id, answer.state
     if not no_wait:
         deadline = time.monotonic() + settings.pool.drain_timeout + settings.pool.stall_timeout
         state = _wait_until_gone(server, name, deadline)

@@ -38,7 +38,12 @@ def down_command(config_file: Path | None, home: Path | None, as_json: bool) -> 
         raise Failure(f"no server is running for {settings.home}")
     begun = time.monotonic()
     limit_s = settings.pool.drain_timeout + _DOWN_GRACE_S
-    os.kill(address.pid, signal.SIGTERM)
+    try:
+        os.kill(address.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it ended by itself just now
+    except PermissionError:
+        raise Failure(f"the server (pid {address.pid}) belongs to another user") from None
     while client.is_running(address):
         if time.monotonic() - begun > limit_s:
             raise Failure(

@@ -1,0 +1,69 @@
+"""The documents say what the code does: made pages are fresh, and no key, command or code is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from mlxpool.parent.cli import COMMANDS, LATER_COMMANDS
+from mlxpool.shared.config import SECTIONS, ModelSettings, keys_of
+from mlxpool.shared.errors import STATUS_OF
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_configuration_page_is_what_make_docs_writes(generate: ModuleType) -> None:
+    assert (DOCS / "configuration.md").read_text() == generate.configuration()
+
+
+def test_the_command_line_page_is_what_make_docs_writes(generate: ModuleType) -> None:
+    assert (DOCS / "cli.md").read_text() == generate.command_line()
+
+
+def test_every_setting_has_its_row() -> None:
+    text = (DOCS / "configuration.md").read_text()
+    for section in (*SECTIONS.values(), ModelSettings):
+        for key in keys_of(section):
+            assert f"| `{key}`" in text
+
+
+def test_the_readme_names_every_command_and_no_later_one() -> None:
+    table = re.findall(r"^\| `mlxpool (\w+)", (ROOT / "README.md").read_text(), re.M)
+    named = {name for name in table if name in COMMANDS}
+    assert named == set(COMMANDS)
+    assert not LATER_COMMANDS & set(table)
+
+
+def test_every_error_code_is_in_the_http_page_with_its_status() -> None:
+    text = (DOCS / "http.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\d{3}) \|", text, re.M))
+    assert rows == {code: str(status) for code, status in STATUS_OF.items()}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("**/*.md"))], ids=lambda p: p.name)
+def test_links_between_the_documents_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readmes_test_command_is_what_ci_runs() -> None:
+    readme = (ROOT / "README.md").read_text()
+    ci = (ROOT / ".ci/run").read_text()
+    assert "```sh\nmake test\n```" in readme
+    assert re.search(r"^make test$", ci, re.M)
+    assert re.search(r"^make check$", ci, re.M)
