@@ -3,13 +3,14 @@
 `make(kind, out)`, or `python tests/tools/tiny_models.py KIND OUT`. Kinds: `llama`; `sliding` (Gemma 3's
 alternation of windowed and full layers, with a window of 32 so that a test passes it); `quantised` (the
 llama with 4-bit weights) and `dequantised`, the same numbers as float32. Weights come from a fixed seed
-and a wide embedding, so greedy text varies instead of repeating one token; the tokenizer is a real
-byte-level BPE over the 256 bytes plus special tokens, so a prompt has one token per byte and every token
-of an answer is one byte of it.
+and a wide embedding, so greedy text varies instead of repeating one token; the rows of bytes that are no
+readable text are made short, so they are hardly ever sampled. The tokenizer is a real byte-level BPE over
+the 256 bytes plus special tokens: a prompt has one token per byte, an answer one byte per token.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -30,9 +31,14 @@ VOCAB_SIZE = 288  # a multiple of 32, as quantisation wants it; ids past the spe
 WINDOW_TOKENS = 32
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+# Between the two, so that an answer ends by itself after some hundred tokens.
+_EOS_SCALE = 0.75
 
 _SHAPE: dict[str, Any] = {
     "hidden_size": 64,
@@ -73,16 +79,28 @@ def _random_weights(model: nn.Module) -> None:
     def fill(name: str, value: mx.array) -> mx.array:
         if "norm" in name:
             return mx.ones_like(value) if value.ndim else value
-        scale = 1.0 if "embed" in name else 2.5 / value.shape[-1] ** 0.5
-        return mx.random.normal(value.shape) * scale
+        if "embed" in name or "lm_head" in name:
+            return mx.random.normal(value.shape) * _row_scales()
+        return mx.random.normal(value.shape) * (2.5 / value.shape[-1] ** 0.5)
 
     model.update(tree_map_with_path(fill, model.parameters()))
 
 
+def _row_scales() -> mx.array:
+    """Per vocabulary row [VOCAB_SIZE, 1]: whole for readable text and the turn's end, less for the others."""
+    readable = {place for place, letter in enumerate(_alphabet()) if " " < letter <= "~" or letter in "ĠĊ"}
+    scales = [1.0 if row in readable else 0.2 for row in range(VOCAB_SIZE)]
+    scales[EOS_ID] = _EOS_SCALE
+    return mx.array(scales)[:, None]
+
+
+def _alphabet() -> list[str]:
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
 def tokenizer() -> Tokenizer:
     """Byte-level BPE without merges: id = byte value in the alphabet's order, then the special tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    made = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(_alphabet())}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
@@ -91,11 +109,11 @@ def tokenizer() -> Tokenizer:
 
 def make(kind: Kind, out: Path) -> Path:
     """Write the model folder; returns it."""
-    from mlx_lm.utils import _get_classes, dequantize_model, quantize_model
+    from mlx_lm.utils import dequantize_model, quantize_model
 
     config = _config(kind)
-    model_class, args_class = _get_classes(config)
-    model = model_class(args_class.from_dict(config))
+    architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model = architecture.Model(architecture.ModelArgs.from_dict(config))
     _random_weights(model)
     if kind in ("quantised", "dequantised"):
         model, config = quantize_model(model, config, group_size=32, bits=4)
