@@ -307,9 +307,7 @@ class Engine:
             await self._busy(row, out, script.slow_headers_s)
         headers = {HEADER_REQUEST_ID: row.request_id}
         if row.stream:
-            out.start_stream(headers)
-            if not row.opened:
-                out.send(row.role_event())
+            out.start_stream(headers, b"" if row.opened else row.role_event())
         await self._at("prefill", row)
         await self._busy(row, out, script.prefill_s)
         await self._decode(row, out)

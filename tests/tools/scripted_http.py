@@ -39,6 +39,10 @@ class BadHead(Exception):
         self.status = status
 
 
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
 Handler = Callable[[Request, "Exchange"], Awaitable[None]]
 
 
@@ -60,14 +64,15 @@ class Exchange(asyncio.Protocol):
         """The whole answer, JSON, in one write."""
         self._write(self._head(status, {"Content-Length": str(len(body)), **(headers or {})}) + body)
 
-    def start_stream(self, headers: dict[str, str]) -> None:
-        """The head of a streamed answer: 200, server-sent events."""
+    def start_stream(self, headers: dict[str, str], first: bytes = b"") -> None:
+        """The head of a streamed answer: 200, server-sent events; its first piece shares the write."""
         stream = {"Transfer-Encoding": "chunked", "Cache-Control": "no-cache", **headers}
-        self._write(self._head(200, stream, "text/event-stream"))
+        head = self._head(200, stream, "text/event-stream")
+        self._write(head + _chunk(first) if first else head)
 
     def send(self, data: bytes) -> None:
         """A piece of a streamed answer, one HTTP chunk and one write."""
-        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._write(_chunk(data))
 
     def end_stream(self) -> None:
         """The end of a streamed answer."""
