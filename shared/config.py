@@ -289,12 +289,13 @@ def load(
         origins=origins,
     )
     if not v.is_loopback(settings.server.host) and not settings.server.api_keys:
-        raise refuse(
-            origins["server.host"],
-            "server.host",
-            settings.server.host,
-            "set server.api_keys too, or use a loopback address",
-        )
+        origin = origins["server.host"]
+        source, label = {
+            "--host": ("command line", origin),
+            "MLXPOOL_SERVER_HOST": ("environment", origin),
+        }.get(origin, (origin, "server.host"))
+        way_out = "set server.api_keys too, or use a loopback address"
+        raise refuse(source, label, settings.server.host, way_out)
     return settings
 
 

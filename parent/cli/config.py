@@ -54,7 +54,7 @@ def _rows(settings: Settings) -> list[tuple[str, object, str]]:
 
 def _shown(key: str, value: object) -> object:
     if key == "server.api_keys" and isinstance(value, tuple):
-        return f"{len(value)} keys, not shown"
+        return f"{len(value)}, not shown" if value else value
     if key.endswith(("_timeout", ".idle_ttl")) and isinstance(value, float):
         return "never" if math.isinf(value) else seconds_text(value)
     return value

@@ -1,0 +1,258 @@
+"""The command line without a server: usage, exit codes, listings, and the line that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlxpool.parent.cli import COMMANDS, LATER_COMMANDS, main
+from mlxpool.parent.cli.logs import _Tail
+from mlxpool.parent.run_folder import Address, write_address
+from tests.tools.model_folders import write_model
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+class Command:
+    """Runs `mlxpool` in this process as its entry point does, with a home of its own."""
+
+    def __init__(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        self.home = home
+        self._monkeypatch, self._capfd = monkeypatch, capfd
+        for name in [name for name in os.environ if name.startswith("MLXPOOL_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("MLXPOOL_HOME", str(home))
+
+    def __call__(self, *arguments: str) -> Result:
+        self._monkeypatch.setattr(sys, "argv", ["mlxpool", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = self._capfd.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Result(ended.value.code, out, err)
+
+
+@pytest.fixture
+def mlxpool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    home = tmp_path / "home"
+    home.mkdir()
+    return Command(home, monkeypatch, capfd)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stats"], "no command 'stats'; did you mean status?"),
+        (["zzz"], f"no command 'zzz'; known are {', '.join(COMMANDS)}"),
+        (["up", "--prot", "1"], "No such option '--prot'. (Did you mean one of: '--host', '--port'?)"),
+        (["up", "--port", "x"], "command line: --port = 'x': use a whole number from 0 to 65535"),
+        (
+            ["up", "--host", "0.0.0.0"],
+            "command line: --host = '0.0.0.0': set server.api_keys too, or use a loopback address",
+        ),
+        (
+            ["up", "--memory-budget", "much"],
+            "command line: --memory-budget = 'much': not a size: 'much'; "
+            "use bytes or a unit, like 48GB or 32GiB",
+        ),
+        (["pull", "org/name"], "can't pull 'org/name': this version pulls `starter` alone"),
+        (["load"], "Missing argument 'MODEL'."),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(mlxpool: Command, arguments: list[str], message: str) -> None:
+    result = mlxpool(*arguments)
+    assert (result.code, result.out, result.err) == (2, "", f"mlxpool: {message}\n")
+
+
+@pytest.mark.parametrize("name", sorted(LATER_COMMANDS))
+def test_a_command_of_a_later_version_is_told_apart_from_a_typing_error(mlxpool: Command, name: str) -> None:
+    result = mlxpool(name)
+    assert (result.code, result.err) == (2, f"mlxpool: `mlxpool {name}` is not in this version yet\n")
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_explains_itself(mlxpool: Command, name: str) -> None:
+    result = mlxpool(name, "--help")
+    assert result.code == 0
+    assert result.out.startswith(f"Usage: mlxpool {name} ")
+    assert "--home" in result.out
+
+
+def test_help_lists_the_commands_and_the_exit_codes(mlxpool: Command) -> None:
+    result = mlxpool("--help")
+    assert result.code == 0
+    assert all(f"\n  {name} " in result.out for name in COMMANDS)
+    assert "0 done, 1 failed, 2 bad usage or settings, 130 interrupted" in result.out
+
+
+def test_without_a_command_the_help_is_shown_as_bad_usage(mlxpool: Command) -> None:
+    result = mlxpool()
+    assert result.code == 2
+    assert result.err.startswith("Usage: mlxpool ")
+
+
+@pytest.mark.parametrize("command", ["up", "status", "models", "config", "run", "down"])
+def test_a_bad_config_is_the_same_line_and_code_for_every_command(mlxpool: Command, command: str) -> None:
+    (mlxpool.home / "config.toml").write_text("[pool]\nidle_tl = 3\n")
+    result = mlxpool(command, *(["m", "hi"] if command == "run" else []))
+    path = mlxpool.home / "config.toml"
+    assert result.code == 2
+    assert result.err == f"mlxpool: {path}: unknown key pool.idle_tl; did you mean idle_ttl?\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["ps"], ["status"], ["load", "m"], ["unload", "m"], ["pin", "m"], ["unpin", "m"], ["run", "m", "hi"]],
+)
+def test_a_command_that_needs_a_server_says_that_there_is_none(
+    mlxpool: Command, arguments: list[str]
+) -> None:
+    result = mlxpool(*arguments)
+    assert result.code == 1
+    assert result.out == ""
+    assert result.err == f"mlxpool: no server is running for {mlxpool.home}; start one with `mlxpool up`\n"
+
+
+def test_down_without_a_server_is_a_failure(mlxpool: Command) -> None:
+    assert mlxpool("down").err == f"mlxpool: no server is running for {mlxpool.home}\n"
+
+
+def test_status_as_json_says_so_without_an_error(mlxpool: Command) -> None:
+    result = mlxpool("status", "--json")
+    assert (result.code, json.loads(result.out)) == (1, {"running": False, "home": str(mlxpool.home)})
+
+
+def test_an_address_whose_process_is_younger_is_not_believed(mlxpool: Command) -> None:
+    # The pid is alive, it is ours; but the file was written long before this process began.
+    write_address(mlxpool.home, Address(os.getpid(), 1000.0, "127.0.0.1", 1))
+    assert mlxpool("ps").err.startswith("mlxpool: no server is running")
+    assert mlxpool("down").code == 1
+
+
+def test_a_process_that_does_not_answer_is_told_apart_from_none(mlxpool: Command) -> None:
+    # Port 1 of loopback refuses; the process is this one.
+    write_address(mlxpool.home, Address(os.getpid(), 1e12, "127.0.0.1", 1))
+    result = mlxpool("ps")
+    assert result.code == 1
+    assert result.err.startswith("mlxpool: http://127.0.0.1:1 does not answer: ")
+
+
+def test_models_tells_what_each_folder_needs_or_what_is_wrong_with_it(mlxpool: Command) -> None:
+    write_model(mlxpool.home / "models" / "good")
+    broken = write_model(mlxpool.home / "models" / "broken")
+    (broken / "model.safetensors").write_bytes(b"short")
+    result = mlxpool("models")
+    assert result.code == 0
+    lines = [" ".join(line.split()) for line in result.out.splitlines()]
+    assert lines[0] == "MODEL STATE NEEDS CONTEXT VERDICT"
+    assert lines[1] == (
+        "broken absent - - broken: model.safetensors: no safetensors file, "
+        "or cut short within its header: 5 bytes"
+    )
+    assert lines[2].startswith("good absent ")
+    assert lines[2].endswith(" 2048 fits")
+    listed = json.loads(mlxpool("models", "--json").out)["models"]
+    assert [entry["name"] for entry in listed] == ["broken", "good"]
+    assert listed[0]["plan"] is None
+    assert listed[1]["plan"]["context"] == 2048
+    assert listed[1]["plan"]["verdict"] == "fits"
+
+
+def test_models_without_any_offers_the_starter(mlxpool: Command) -> None:
+    result = mlxpool("models")
+    assert (result.code, result.out) == (0, "no models yet: `mlxpool pull starter` fetches a small one\n")
+
+
+def test_a_models_name_with_brackets_is_shown_as_it_is(mlxpool: Command) -> None:
+    write_model(mlxpool.home / "models" / "a[bold]b")
+    assert "a[bold]b" in mlxpool("models").out
+
+
+def test_config_shows_each_value_with_its_source_and_no_key(
+    mlxpool: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = mlxpool.home / "config.toml"
+    file.write_text(
+        '[server]\napi_keys = ["sk-secret"]\n[pool]\nidle_ttl = "never"\n'
+        '[aliases]\n"gpt-*" = "m"\n[models."m"]\npin = true\n'
+    )
+    monkeypatch.setenv("MLXPOOL_POOL_QUEUE_LIMIT", "5")
+    rows = {row["key"]: (row["value"], row["from"]) for row in json.loads(mlxpool("config", "--json").out)}
+    assert rows["server.api_keys"] == ("1, not shown", str(file))
+    assert rows["pool.idle_ttl"] == ("never", str(file))
+    assert rows["pool.queue_limit"] == (5, "MLXPOOL_POOL_QUEUE_LIMIT")
+    assert rows["pool.stall_timeout"] == ("1m", "default")
+    assert rows['aliases."gpt-*"'] == ("m", str(file))
+    assert rows['models."m".pin'] == (True, str(file))
+    shown = mlxpool("config")
+    assert "sk-secret" not in shown.out
+    assert "MLXPOOL_POOL_QUEUE_LIMIT" in shown.out
+
+
+def test_config_prints_its_path_and_its_schema(mlxpool: Command) -> None:
+    assert mlxpool("config", "--path").out == f"{mlxpool.home / 'config.toml'}\n"
+    assert json.loads(mlxpool("config", "--schema").out)["title"] == "mlxpool config.toml"
+
+
+def test_run_refuses_sampling_out_of_range(mlxpool: Command) -> None:
+    for option, value in (("--temperature", "3"), ("--max-tokens", "0")):
+        assert mlxpool("run", "m", "hi", option, value).code == 2
+
+
+def test_logs_shows_the_last_lines_of_one_model_or_of_all(mlxpool: Command) -> None:
+    assert mlxpool("logs").err == f"mlxpool: no logs in {mlxpool.home / 'logs'} yet\n"
+    logs = mlxpool.home / "logs"
+    logs.mkdir()
+    (logs / "a.log").write_text("one\ntwo\nthree\n")
+    (logs / "org--b.log").write_text("other\n")
+    assert mlxpool("logs", "a", "-n", "2").out == "two\nthree\n"
+    assert mlxpool("logs", "org/b").out == "other\n"
+    assert mlxpool("logs").out == "==> a <==\none\ntwo\nthree\n==> org--b <==\nother\n"
+    missing = mlxpool("logs", "c")
+    assert (missing.code, missing.err) == (1, f"mlxpool: no log of 'c' in {logs}; known are a, org--b\n")
+
+
+def test_a_followed_log_goes_on_across_rotation(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("one\nhal")
+    tail = _Tail(path)
+    assert tail.lines() == ["one"]
+    with path.open("a") as file:
+        file.write("f\ntwo\n")
+    assert tail.lines() == ["half", "two"]
+    with path.open("a") as file:
+        file.write("three\n")
+    path.rename(tmp_path / "a.log.1")
+    path.write_text("four\n")
+    assert tail.lines() == ["three", "four"]
+    path.write_text("5\n")
+    assert tail.lines() == ["5"]
+
+
+def test_up_imports_nothing_that_other_commands_need(tmp_path: Path) -> None:
+    """What is imported before the server itself is; the 400 ms to /health have no room for these."""
+    code = (
+        "import sys\n"
+        "import mlxpool.parent.cli, mlxpool.parent.cli.up, mlxpool.parent.library\n"
+        "heavy = {'rich', 'http.client', 'asyncio', 'aiohttp', 'jinja2', 'tokenizers', 'email', 'mlx'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "[]\n"
+
+
+def test_up_with_a_model_that_is_not_here_is_bad_usage(mlxpool: Command) -> None:
+    write_model(mlxpool.home / "models" / "good")
+    result = mlxpool("up", "--model", "god")
+    assert result.code == 2
+    assert result.err == "mlxpool: --model: no model 'god' on this server; did you mean good?\n"
