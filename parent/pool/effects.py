@@ -205,7 +205,7 @@ class PoolEffects:
         elif isinstance(message, Failed):
             known.reason = message.reason
             self._background(worker, self._report_failure(known))
-        else:
+        elif self.scheduler.on_says_ready(worker):
             self._background(worker, self._probe(known))
         self._changed()
 

@@ -247,14 +247,21 @@ class Scheduler:
             slot.last_progress = self._fx.now()
         slot.loaded_bytes, slot.total_bytes = done_bytes, total_bytes
 
+    def on_says_ready(self, worker: int) -> bool:
+        """The worker says it is ready. True when that may be so: its socket decides, see `on_ready`."""
+        slot = self._current(worker)
+        if slot is None or slot.phase not in ("starting", "loading"):
+            return False
+        if not slot.told_go:
+            self._fail(slot, "the worker says it is ready before it was told to load")
+            self._settle()
+            return False
+        return True
+
     def on_ready(self, worker: int) -> None:
         """The worker's socket has answered."""
         slot = self._current(worker)
         if slot is None or slot.phase not in ("starting", "loading"):
-            return
-        if not slot.told_go:
-            self._fail(slot, "the worker says it is ready before it was told to load")
-            self._settle()
             return
         now = self._fx.now()
         slot.phase, slot.since, slot.failures, slot.reason = "ready", now, 0, None

@@ -105,6 +105,7 @@ class World:
         if worker.state == "loading":
             pool.on_loading(worker.number, 1, 2)
             worker.state = "ready"
+            assert pool.on_says_ready(worker.number)
             pool.on_ready(worker.number)
         elif worker.state == "draining":
             pool.on_drained(worker.number)

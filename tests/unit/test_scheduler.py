@@ -649,7 +649,7 @@ def test_a_worker_that_touches_weights_before_it_is_told_to_is_stopped(early: st
     if early == "loading":
         pool.on_loading(worker, 1, 2)
     else:
-        pool.on_ready(worker)
+        assert not pool.on_says_ready(worker)
     assert world.workers[worker].state == "stopping"
     assert "before it was told" in world.rejected[0][1].message
 
