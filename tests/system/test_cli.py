@@ -155,14 +155,13 @@ def test_run_on_a_terminal_is_a_conversation(mlxpool: Served) -> None:
         [*MLXPOOL, "run", "m"], env=environment(mlxpool.home), stdin=slave, stdout=slave, stderr=slave
     )
     os.close(slave)
+    terminal = Terminal(master)
     try:
-        shown = read_until(master, "> ")
-        os.write(master, b"first\n")
-        shown += read_until(master, expected_text("m", "first").rstrip()[-12:])
-        shown += read_until(master, "> ")
-        os.write(master, b"second\n")
-        shown += read_until(master, expected_text("m", "second").rstrip()[-12:])
-        shown += read_until(master, "> ")
+        terminal.expect("> ")
+        for question in ("first", "second"):
+            os.write(master, question.encode() + b"\n")
+            terminal.expect(expected_text("m", question).strip())
+            terminal.expect("> ")
         os.write(master, b"\x04")
         assert process.wait(10) == 0
     finally:
@@ -171,15 +170,21 @@ def test_run_on_a_terminal_is_a_conversation(mlxpool: Served) -> None:
         os.close(master)
 
 
-def read_until(descriptor: int, text: str) -> str:
-    """What the terminal shows up to and with `text`."""
-    shown = ""
-    deadline = time.monotonic() + 20
-    while text not in shown:
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        assert ready, f"{text!r} was never shown, but {shown!r}"
-        shown += os.read(descriptor, 4096).decode()
-    return shown
+class Terminal:
+    """What a program shows on a terminal, read up to each text that is expected."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._shown = ""
+
+    def expect(self, text: str) -> None:
+        """Wait until `text` is shown, and take everything up to it as seen."""
+        deadline = time.monotonic() + 20
+        while text not in self._shown:
+            ready, _, _ = select.select([self._descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{text!r} was never shown, but {self._shown!r}"
+            self._shown += os.read(self._descriptor, 4096).decode()
+        self._shown = self._shown.partition(text)[2]
 
 
 def test_interrupting_run_ends_the_generation(mlxpool: Served) -> None:
