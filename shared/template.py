@@ -145,7 +145,7 @@ def _deadline_trace(deadline_s: float) -> _Trace:
 
     def on_line(_frame: FrameType, _event: str, _arg: Any) -> _Trace:
         if time.monotonic() > deadline_s:
-            raise _RunawayTemplateError(f"it ran longer than {RENDER_TIME_LIMIT_S:.0f} s")
+            raise _RunawayTemplateError(f"it ran longer than {RENDER_TIME_LIMIT_S:g} s")
         return on_line
 
     def on_call(frame: FrameType, _event: str, _arg: Any) -> _Trace | None:

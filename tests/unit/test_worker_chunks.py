@@ -1,0 +1,69 @@
+"""Prefill chunks: their width, their cuts, whose turn it is."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxpool.shared.memory import PREFILL_CHUNK_TOKENS
+from mlxpool.worker.engine.chunks import LADDER_TOKENS, START_TOKENS, TARGET_S, ChunkWidth, next_turn
+
+
+def settle(width: ChunkWidth, seconds_per_token: float) -> int:
+    for _ in range(20):
+        width.observe(width.tokens, width.tokens * seconds_per_token)
+    return width.tokens
+
+
+def test_a_slow_model_gets_narrow_chunks_and_a_fast_one_wide_ones() -> None:
+    assert settle(ChunkWidth("cpu"), 0.3 / 64) == 64
+    assert settle(ChunkWidth("cpu"), 1.0 / 64) == 16
+    assert settle(ChunkWidth("cpu"), 0.0001) == PREFILL_CHUNK_TOKENS["cpu"]
+    assert settle(ChunkWidth("cuda"), 0.00001) == PREFILL_CHUNK_TOKENS["cuda"] == LADDER_TOKENS[-1]
+
+
+@given(st.floats(1e-6, 0.02))
+def test_the_settled_width_keeps_to_the_target_where_any_rung_does(seconds_per_token: float) -> None:
+    width = settle(ChunkWidth("metal"), seconds_per_token)
+    assert width * seconds_per_token <= TARGET_S or width == LADDER_TOKENS[0]
+
+
+def test_a_remainder_says_nothing_unless_even_it_was_slow() -> None:
+    width = ChunkWidth("cpu")
+    width.observe(3, 0.001)
+    assert width.tokens == START_TOKENS["cpu"]
+    width.observe(3, 1.0)
+    assert width.tokens == START_TOKENS["cpu"] // 2
+
+
+def test_a_fixed_width_stays() -> None:
+    width = ChunkWidth("cpu", fixed=48)
+    width.observe(48, 9.0)
+    assert width.tokens == 48
+    assert [width.end(0, 100), width.end(48, 100), width.end(96, 100)] == [48, 96, 100]
+
+
+@given(st.integers(0, 5000), st.sampled_from(["cpu", "metal"]))
+def test_cuts_lie_on_an_absolute_grid(start: int, backend: str) -> None:
+    width = ChunkWidth(backend)  # type: ignore[arg-type]
+    end = width.end(start, 10_000)
+    assert start < end <= start + width.tokens
+    assert end % width.tokens == 0
+    assert width.end(start, start) == start
+
+
+def test_the_shortest_remaining_prompt_is_next() -> None:
+    assert next_turn([300, 20, 100], [0, 0, 0], 64) == 1
+    assert next_turn([50, 50], [0, 0], 64) == 0
+
+
+def test_a_long_prompt_is_not_starved_by_short_ones_that_keep_coming() -> None:
+    remaining, passed_over, width, turns = 6400, 0, 64, 0
+    while remaining > 0:
+        turns += 1
+        if next_turn([remaining, 64], [passed_over, 0], width) == 0:
+            remaining, passed_over = remaining - width, 0
+        else:
+            passed_over += 1
+        assert turns < 100 * 100
+    assert turns <= 100 * 101 // 2

@@ -1,0 +1,215 @@
+"""The engine with a real tiny model in this process: order, failures, and what each of them spares."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_fixture import TinyModels
+
+from mlxpool.worker.engine.chunks import ChunkWidth
+from mlxpool.worker.engine.engine import Engine, Limits, Loaded
+from mlxpool.worker.engine.row import Row
+from mlxpool.worker.load import LoadError, load
+from mlxpool.worker.request.plan import Plan, Sampling
+from mlxpool.worker.text.answer import AnswerText
+from mlxpool.worker.text.detokeniser import ByteDetokeniser
+from mlxpool.worker.text.events import Event, Failure, Finish, Text, Usage
+
+
+class Faulty:
+    """A real model with a switch: the next forward pass of this shape raises."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.fail_when: Callable[[tuple[int, int]], bool] = lambda _: False
+
+    def __call__(self, tokens: Any, cache: Any) -> Any:
+        if self.fail_when(tokens.shape):
+            self.fail_when = lambda _: False
+            raise RuntimeError("out of something")
+        return self._model(tokens, cache=cache)
+
+
+class Client:
+    """Collects one row's events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.ended = asyncio.Event()
+
+    def put(self, events: Sequence[Event]) -> None:
+        self.events.extend(events)
+        if events and isinstance(events[-1], Finish | Failure):
+            self.ended.set()
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, Text))
+
+
+def plan(prompt: Sequence[int], max_tokens: int = 20, eos: Sequence[int] = (), **sampling: Any) -> Plan:
+    settings = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1, **sampling}
+    return Plan(tuple(prompt), max_tokens, True, Sampling(**settings), (), frozenset(eos))
+
+
+class Running:
+    """An engine and its model; `ask` runs one row to its end."""
+
+    def __init__(self, folder: Path, batch: int = 4, width: int | None = 16) -> None:
+        self.model: Any = None
+
+        def load_faulty() -> Loaded:
+            loaded = load(folder, lambda _done, _total: None)
+            self.model = Faulty(loaded.model)
+            return Loaded(self.model, loaded.make_cache, loaded.kv, loaded.weights_bytes, loaded.dtype)
+
+        self.engine = Engine(load_faulty, Limits(batch, 1 << 30), ChunkWidth("cpu", width))
+
+    async def ready(self) -> Running:
+        self.engine.start()
+        await self.engine.loaded
+        return self
+
+    def submit(self, of: Plan) -> tuple[Client, Row]:
+        client = Client()
+        row = Row(of, AnswerText(ByteDetokeniser(lambda token: bytes([token % 256])), of.stops), client.put)
+        self.engine.submit(row)
+        return client, row
+
+    async def ask(self, of: Plan) -> Client:
+        client, _ = self.submit(of)
+        await asyncio.wait_for(client.ended.wait(), 30)
+        return client
+
+
+async def until(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not check():
+            await asyncio.sleep(0)
+
+
+Start = Callable[..., Awaitable[Running]]
+
+
+@pytest.fixture
+def start(tiny: TinyModels) -> Start:
+    async def running(**settings: Any) -> Running:
+        return await Running(tiny("llama"), **settings).ready()
+
+    return running
+
+
+async def test_a_row_ends_with_usage_and_finish(start: Start) -> None:
+    running = await start()
+    client = await running.ask(plan(range(40), max_tokens=5))
+    assert client.events[-2:] == [Usage(40, 5), Finish("length")]
+    assert running.engine.pending == 0
+    assert (running.engine.counters.tokens, running.engine.counters.prompt_tokens) == (5, 40)
+
+
+async def test_a_prompt_of_one_token_needs_no_prefill_alone_and_together(start: Start) -> None:
+    running = await start()
+    alone = [await running.ask(plan([token], max_tokens=30)) for token in (65, 66, 67)]
+    rows = [running.submit(plan([token], max_tokens=30)) for token in (65, 66, 67)]
+    for client, _ in rows:
+        await client.ended.wait()
+    assert [client.text for client, _ in rows] == [client.text for client in alone]
+
+
+async def test_an_eos_at_the_length_limit_is_a_stop_and_gives_no_text(start: Start) -> None:
+    running = await start()
+    free = await running.ask(plan(range(40), max_tokens=6))
+    sampled: list[int] = []
+    probe = AnswerText(ByteDetokeniser(lambda token: sampled.append(token) or b""), ())  # type: ignore[func-returns-value]
+    client = Client()
+    running.engine.submit(Row(plan(range(40), max_tokens=6), probe, client.put))
+    await client.ended.wait()
+    last = sampled[-1]
+    assert last not in sampled[:-1], "choose another prompt: this one repeats its last token"
+    ended = await running.ask(plan(range(40), max_tokens=6, eos=[last]))
+    assert ended.events[-2:] == [Usage(40, 6), Finish("stop")]
+    assert ended.text == free.text[:-1] or free.text.startswith(ended.text)
+
+
+async def test_a_failing_prefill_ends_that_row_alone(start: Start) -> None:
+    running = await start()
+    long, _ = running.submit(plan(range(30), max_tokens=400, temperature=1.0))
+    await until(lambda: running.engine.counters.tokens > 3)
+    running.model.fail_when = lambda shape: shape == (1, 16)
+    broken = await running.ask(plan(range(40)))
+    (failure,) = broken.events
+    assert isinstance(failure, Failure)
+    assert "RuntimeError: out of something" in failure.error.message
+    assert failure.error.status == 500
+    await long.ended.wait()
+    assert long.events[-1] == Finish("length")
+    assert running.engine.counters.errors == 1
+
+
+async def test_a_failing_step_ends_its_rows_and_the_engine_goes_on(start: Start) -> None:
+    running = await start()
+    expected = await running.ask(plan(range(40)))
+    rows = [running.submit(plan(range(20 + place), max_tokens=2000, temperature=1.0)) for place in range(3)]
+    await until(lambda: running.engine.counters.rows == 3 and all(client.events for client, _ in rows))
+    running.model.fail_when = lambda shape: shape == (3, 1)
+    for client, _ in rows:
+        await client.ended.wait()
+        assert isinstance(client.events[-1], Failure)
+    assert running.engine.pending == 0
+    again = await running.ask(plan(range(40)))
+    assert again.events == expected.events
+
+
+async def test_a_row_whose_text_fails_ends_alone(start: Start) -> None:
+    running = await start()
+    other, _ = running.submit(plan(range(30), max_tokens=50))
+
+    def broken(_token: int) -> bytes:
+        raise LookupError("no such token")
+
+    client = Client()
+    running.engine.submit(Row(plan(range(30)), AnswerText(ByteDetokeniser(broken), ()), client.put))
+    await client.ended.wait()
+    assert isinstance(client.events[-1], Failure)
+    await other.ended.wait()
+    assert other.events[-1] == Finish("length")
+
+
+async def test_a_cancelled_row_says_nothing_more_and_is_not_owed(start: Start) -> None:
+    running = await start(batch=1)
+    first, first_row = running.submit(plan(range(30), max_tokens=100_000, temperature=1.0))
+    queued, queued_row = running.submit(plan(range(30)))
+    await until(lambda: len(first.events) > 3)
+    running.engine.cancel(queued_row)
+    running.engine.cancel(first_row)
+    said = len(first.events)
+    await until(lambda: running.engine.pending == 0)
+    assert len(first.events) == said
+    assert queued.events == []
+    assert running.engine.counters.cancelled == 2
+    assert (await running.ask(plan(range(30)))).events[-1] == Finish("length")
+
+
+async def test_rows_beyond_the_batch_wait_first_come_first_served(start: Start) -> None:
+    running = await start(batch=2)
+    ended: list[int] = []
+    rows = [running.submit(plan(range(30), max_tokens=10)) for _ in range(6)]
+
+    async def watch(place: int) -> None:
+        await rows[place][0].ended.wait()
+        ended.append(place)
+
+    await asyncio.gather(*(watch(place) for place in range(6)))
+    assert ended == sorted(ended)
+    assert len({client.text for client, _ in rows}) == 1
+
+
+async def test_a_load_that_fails_is_told_to_whoever_waits(tmp_path: Path) -> None:
+    engine = Engine(lambda: load(tmp_path, lambda _d, _t: None), Limits(1, 1), ChunkWidth("cpu"))
+    engine.start()
+    with pytest.raises(LoadError, match=r"config\.json"):
+        await engine.loaded

@@ -1,0 +1,84 @@
+"""Draws depend on the row's seed and position, and on nothing else in the batch."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from mlxpool.worker.engine.sampler import is_greedy, mix, sample
+from mlxpool.worker.request.plan import Sampling
+
+
+class Row:
+    def __init__(self, seed: int = 0, sampled: int = 0, **changes: float) -> None:
+        settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, **changes}
+        self.sampling = Sampling(seed=seed, **settings)  # type: ignore[arg-type]
+        self.sampled = sampled
+
+
+@pytest.fixture(scope="module")
+def logits() -> mx.array:
+    return mx.random.normal((1, 500), key=mx.random.key(3))
+
+
+def draws(logits: mx.array, rows: list[Row]) -> list[int]:
+    return sample(mx.concatenate([logits] * len(rows)), rows).tolist()  # type: ignore[return-value]
+
+
+def test_a_draw_is_the_same_alone_and_together(logits: mx.array) -> None:
+    alone = [draws(logits, [Row(seed, position)])[0] for seed in range(4) for position in range(4)]
+    rows = [Row(seed, position) for seed in range(4) for position in range(4)]
+    assert draws(logits, rows) == alone
+    assert draws(logits, rows[::-1]) == alone[::-1]
+    mixed = [Row(temperature=0.0), rows[5], Row(9, 9)]
+    assert draws(logits, mixed)[1] == alone[5]
+
+
+def test_draws_leave_mlxs_own_random_state_alone(logits: mx.array) -> None:
+    mx.random.seed(1)
+    expected = mx.random.uniform(shape=(3,)).tolist()
+    mx.random.seed(1)
+    draws(logits, [Row(7), Row(8, top_p=0.5), Row(9, min_p=0.1), Row(9, top_k=5)])
+    assert mx.random.uniform(shape=(3,)).tolist() == expected
+
+
+def test_positions_and_seeds_differ(logits: mx.array) -> None:
+    assert len({draws(logits, [Row(1, position)])[0] for position in range(20)}) > 10
+    assert len({draws(logits, [Row(seed)])[0] for seed in range(20)}) > 10
+    assert len({mix(seed, position) for seed in range(50) for position in range(50)}) == 2500
+    assert 0 <= mix(2**64 - 1, 2**40) < 2**64
+
+
+def test_temperature_zero_and_its_neighbourhood_are_the_most_likely_token(logits: mx.array) -> None:
+    best = int(mx.argmax(logits[0]).item())
+    for temperature in (0.0, 1e-300, 1e-9):
+        assert is_greedy(Row(temperature=temperature).sampling)
+        assert draws(logits, [Row(temperature=temperature), Row(5)])[0] == best
+    assert draws(logits, [Row(seed, temperature=0.001) for seed in range(20)]) == [best] * 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "allowed"), [({"top_k": 3}, 3), ({"top_p": 0.02}, 3), ({"min_p": 0.6}, 8)]
+)
+def test_a_filter_keeps_only_the_likeliest(
+    logits: mx.array, settings: dict[str, float], allowed: int
+) -> None:
+    likeliest = mx.argsort(-logits[0])[:allowed].tolist()
+    drawn = set(draws(logits, [Row(seed, **settings) for seed in range(200)]))
+    assert drawn <= set(likeliest)  # type: ignore[arg-type]
+    assert len(drawn) > 1
+
+
+def test_a_top_k_of_the_whole_vocabulary_is_off(logits: mx.array) -> None:
+    for top_k in (500, 10**9):
+        assert draws(logits, [Row(seed, top_k=top_k) for seed in range(10)]) == draws(
+            logits, [Row(seed) for seed in range(10)]
+        )
+
+
+def test_draws_follow_the_distribution() -> None:
+    probabilities = [0.5, 0.3, 0.2]
+    logits = mx.log(mx.array([probabilities]))
+    drawn = draws(logits, [Row(seed) for seed in range(3000)])
+    for token, probability in enumerate(probabilities):
+        assert drawn.count(token) / 3000 == pytest.approx(probability, abs=0.04)

@@ -1,0 +1,84 @@
+"""Streaming to a client: keep-alives, whole events, and readers that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from mlxpool.worker import server
+from mlxpool.worker.text.events import Finish, Text, Usage
+from mlxpool.worker.wire.chat import ChatAnswer
+
+
+async def chunks_of(
+    tmp_path: Path, mailbox: server.Mailbox, opened: bool, said: asyncio.Event
+) -> list[bytes]:
+    """What one streamed answer puts on a real UNIX socket; `said` is set at its first chunk."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        answer = ChatAnswer("chatcmpl-1", 1, "m", include_usage=False)
+        return await server._streamed(request, answer, mailbox, server._RequestLog("r"), opened)
+
+    app = web.Application()
+    app.router.add_get("/", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    path = str(tmp_path / "s")
+    await web.SockSite(runner, server._private_socket(path)).start()
+    written: list[bytes] = []
+    try:
+        connector = aiohttp.UnixConnector(path)
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.get("http://worker/") as response,
+        ):
+            async for data, _ in response.content.iter_chunks():
+                written.append(data)
+                said.set()
+    finally:
+        await runner.cleanup()
+    return written
+
+
+async def test_silence_is_filled_with_keep_alives_after_the_role_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.02)
+    mailbox, said = server.Mailbox(), asyncio.Event()
+
+    async def answer_late() -> None:
+        await said.wait()
+        await asyncio.sleep(0.15)
+        mailbox.put([Text("Hi"), Usage(1, 1), Finish("stop")])
+
+    late = asyncio.ensure_future(answer_late())
+    written = await chunks_of(tmp_path, mailbox, opened=False, said=said)
+    await late
+    bodies = [json.loads(event[6:]) for event in b"".join(written).split(b"\n\n")[:-2]]
+    deltas = [body["choices"][0]["delta"] for body in bodies]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert deltas[1:-2].count({}) == len(deltas) - 3 >= 3
+    assert deltas[-2:] == [{"content": "Hi"}, {}]
+    assert {(body["id"], body["created"], body["model"]) for body in bodies} == {("chatcmpl-1", 1, "m")}
+
+
+async def test_everything_that_came_together_is_one_write_of_whole_events(tmp_path: Path) -> None:
+    mailbox = server.Mailbox()
+    mailbox.put([Text("a"), Text("b"), Usage(1, 2), Finish("stop")])
+    written = await chunks_of(tmp_path, mailbox, opened=True, said=asyncio.Event())
+    assert len(written) == 1
+    assert written[0].count(b"\n\n") == 3
+    assert written[0].endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_mailbox_gives_everything_once_and_nothing_after_its_time_out() -> None:
+    mailbox = server.Mailbox()
+    mailbox.put([Text("a")])
+    mailbox.put([Text("b")])
+    assert await mailbox.take() == [Text("a"), Text("b")]
+    assert await mailbox.take(0.001) == []
