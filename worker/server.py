@@ -18,7 +18,9 @@ import time
 import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
+from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
@@ -43,6 +45,9 @@ KEEP_ALIVE_S = 10.0
 
 # A drain without a time-out of its own: the pool's default drain_timeout.
 DRAIN_TIMEOUT_S = 120.0
+
+# The id the parent gave, or one of our own: of the request that this task handles.
+_REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="-")
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -167,7 +172,7 @@ class Server:
         self._requests += 1
         self._open += 1
         self._idle.clear()
-        log = _RequestLog(_request_id(request))
+        log = _RequestLog(_REQUEST_ID.get())
         try:
             return await self._run_chat(request, log)
         except asyncio.CancelledError:
@@ -195,7 +200,7 @@ class Server:
         answer = chat.ChatAnswer(
             answer_id or f"chatcmpl-{uuid.uuid4().hex}",
             int(created) if created.isdecimal() else int(time.time()),
-            headers.get(control.HEADER_ASKED_MODEL) or parsed.model or self._launch.model,
+            unquote(headers.get(control.HEADER_ASKED_MODEL, "")) or parsed.model or self._launch.model,
             parsed.include_usage,
         )
         mailbox = Mailbox()
@@ -223,7 +228,7 @@ async def _whole(
         log.note(arrived)
         events += arrived
     response = web.Response(body=answer.whole(events), content_type="application/json")
-    response.headers[control.HEADER_REQUEST_ID] = _request_id(request)
+    response.headers[control.HEADER_REQUEST_ID] = _REQUEST_ID.get()
     return response
 
 
@@ -234,7 +239,7 @@ async def _streamed(
         headers={
             "Content-Type": "text/event-stream; charset=utf-8",
             "Cache-Control": "no-cache",
-            control.HEADER_REQUEST_ID: _request_id(request),
+            control.HEADER_REQUEST_ID: _REQUEST_ID.get(),
         }
     )
     await response.prepare(request)
@@ -289,6 +294,7 @@ def _log(line: str) -> None:
 @web.middleware
 async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Whatever goes wrong before the first byte, in the protocol's envelope; the request's id on all."""
+    _REQUEST_ID.set(request.headers.get(control.HEADER_REQUEST_ID) or f"req-{uuid.uuid4().hex[:16]}")
     try:
         return await handler(request)
     except ApiError as err:
@@ -309,17 +315,8 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
         status=failure.status,
         body=errors.encode(failure),
         content_type="application/json",
-        headers={control.HEADER_REQUEST_ID: _request_id(request), **failure.headers()},
+        headers={control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **failure.headers()},
     )
-
-
-def _request_id(request: web.Request) -> str:
-    """The id the parent gave, or one of our own, the same for the whole request."""
-    known: str | None = request.get("request_id")
-    if known is None:
-        known = request.headers.get(control.HEADER_REQUEST_ID) or f"req-{uuid.uuid4().hex[:16]}"
-        request["request_id"] = known
-    return known
 
 
 def _json(body: object) -> web.Response:
