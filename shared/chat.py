@@ -35,7 +35,16 @@ TURN_TERMINATORS = (
     "<｜end▁of▁sentence｜>",
 )
 
-_TEMPLATE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+# Names under which templates find the folder's special tokens.
+_TEMPLATE_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "unk_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 class ChatTokenizerError(ValueError):
@@ -103,6 +112,9 @@ class ChatTokenizer:
         special_text: Mapping[str, str],
         eos_ids: frozenset[int],
     ) -> None:
+        # Settings of somebody's training run that some files carry: prompts are never cut or padded here.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         self.eos_ids = eos_ids
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
@@ -153,7 +165,8 @@ class ChatTokenizer:
         if self._template is None:
             raise ChatTokenizerError("the model's folder has no chat template")
         variables.setdefault("add_generation_prompt", True)
-        return self._template.render(messages, **{"tools": None, **self._special_text, **variables})
+        given = {"tools": None, "documents": None, **self._special_text, **variables}
+        return self._template.render(messages, **given)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Ids of `text`. Without added special tokens, as a rendered chat needs it; one BOS at most."""

@@ -66,9 +66,14 @@ def load(folder: Path, progress: Callable[[int, int], None]) -> Loaded:
 
     progress(done, total): bytes of weights in memory. Raises LoadError.
     """
-    with _reasons():
-        checkpoint.read(folder)
-    with _reasons():
+    try:
+        found = checkpoint.read(folder)
+    except checkpoint.CheckpointError as err:
+        raise LoadError(str(err)) from err
+    own_code = found.config.get("model_file")
+    if own_code is not None:
+        raise LoadError(f"config.json wants {own_code!r} of the folder run as code, which is never done here")
+    with _reasons(found.model_type):
         model, _ = load_model(folder, lazy=True)
         if backend() == "cpu":
             _to_float32(model)
@@ -84,16 +89,18 @@ def load(folder: Path, progress: Callable[[int, int], None]) -> Loaded:
 
 
 @contextlib.contextmanager
-def _reasons() -> Iterator[None]:
-    """What checkpoint reading and mlx-lm raise, as a LoadError of one line."""
+def _reasons(model_type: str) -> Iterator[None]:
+    """What mlx-lm and MLX raise while a model is built, as a LoadError of one line that says where to look."""
     try:
         yield
-    except checkpoint.CheckpointError as err:
-        raise LoadError(str(err)) from err
-    except KeyError as err:
-        raise LoadError(f"config.json or the weights lack {err}, which this architecture needs") from err
     except Exception as err:
         text = " ".join(str(err).split()) or type(err).__name__
+        if isinstance(err, KeyError | TypeError | AttributeError):
+            text = f"config.json does not describe a whole {model_type} model: {type(err).__name__}: {text}"
+        elif text.startswith("Model type"):
+            text = f"config.json: mlx-lm knows no architecture {model_type!r}"
+        elif text.startswith(("Expected shape", "Missing", "Received")):
+            text = f"the weights do not fit config.json: {text}"
         if len(text) > _REASON_CHARS:
             text = text[:_REASON_CHARS] + "…"
         raise LoadError(text) from err
@@ -181,9 +188,9 @@ def load_tokenizer(folder: Path) -> ChatTokenizer:
             )
             return ChatTokenizer.with_tokenizer(folder, converted.backend_tokenizer)
         except Exception as err:
-            first_line = next(iter(str(err).strip().splitlines()), type(err).__name__)
             raise LoadError(
-                f"the folder has no tokenizer.json and no older tokenizer that can be converted: {first_line}"
+                "the folder has no tokenizer.json, and no older tokenizer (tokenizer.model, vocab.json with "
+                "merges.txt, …) that transformers can convert"
             ) from err
 
 

@@ -209,7 +209,7 @@ class Server:
         try:
             if parsed.stream:
                 return await _streamed(request, answer, mailbox, log, opened=answer_id is not None)
-            return await _whole(request, answer, mailbox, log)
+            return await _whole(answer, mailbox, log)
         finally:
             self._engine.cancel(row)
 
@@ -219,9 +219,7 @@ class Server:
         return WindowDetokeniser(self._tokenizer.decode)
 
 
-async def _whole(
-    request: web.Request, answer: chat.ChatAnswer, mailbox: Mailbox, log: _RequestLog
-) -> web.Response:
+async def _whole(answer: chat.ChatAnswer, mailbox: Mailbox, log: _RequestLog) -> web.Response:
     events: list[Event] = []
     while not (events and isinstance(events[-1], Finish | Failure)):
         arrived = await mailbox.take()

@@ -132,13 +132,19 @@ def broken_template(folder: Path) -> None:
 BAD_FOLDERS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "no weights": (without("model.safetensors"), ["model*.safetensors"]),
     "truncated weights": (truncated, ["model.safetensors", "1000 bytes shorter"]),
-    "wrong shape": (reconfigured(intermediate_size=96), ["mlp.", "shape", "128"]),
+    "wrong shape": (reconfigured(intermediate_size=96), ["do not fit config.json", "mlp.", "(128, 64)"]),
     "missing tensors": (reconfigured(num_hidden_layers=3), ["layers.2."]),
-    "unknown architecture": (reconfigured(model_type="nonesuch"), ["nonesuch"]),
-    "code in the folder": (reconfigured(model_file="model.py"), ["model.py"]),
+    "unknown architecture": (
+        reconfigured(model_type="nonesuch"),
+        ["config.json", "no architecture 'nonesuch'"],
+    ),
+    "code in the folder": (reconfigured(model_file="model.py"), ["model.py", "never"]),
     "no config": (without("config.json"), ["config.json"]),
-    "missing geometry": (reconfigured(model_type="gemma3_text", head_dim=None), []),
-    "no tokenizer": (no_tokenizer, ["tokenizer"]),
+    "missing geometry": (
+        reconfigured(model_type="gemma3_text", head_dim=None),
+        ["config.json", "gemma3_text"],
+    ),
+    "no tokenizer": (no_tokenizer, ["no tokenizer"]),
     "no tokenizer.json": (without("tokenizer.json"), ["tokenizer.json"]),
     "broken template": (broken_template, ["template", "line 1"]),
 }

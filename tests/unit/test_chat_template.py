@@ -126,6 +126,16 @@ def test_a_doubled_bos_is_trimmed_to_one(tmp_path: Path) -> None:
     assert tokenizer.encode("<s><s></s>") == [256, 257]
 
 
+def test_a_files_truncation_and_padding_are_not_ours(tmp_path: Path) -> None:
+    write_folder(tmp_path, CONFIG)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    opened = ChatTokenizer.open(tmp_path)
+    assert [len(opened.encode(text)) for text in ("a", "a" * 20)] == [1, 20]
+
+
 def test_every_end_of_a_turn_is_an_eos(tmp_path: Path) -> None:
     special = ("<s>", "</s>", "<|im_end|>", "<|eot_id|>", "<extra>")
     write_folder(tmp_path, CONFIG, special)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from tiny_fixture import TinyModels
 
 from mlxpool.worker.engine.chunks import ChunkWidth
-from mlxpool.worker.engine.engine import Engine, Limits, Loaded
+from mlxpool.worker.engine.engine import ENGINE_DIED_EXIT_CODE, Engine, Limits, Loaded
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.load import LoadError, load
 from mlxpool.worker.request.plan import Plan, Sampling
@@ -216,3 +218,38 @@ async def test_a_load_that_fails_is_told_to_whoever_waits(tmp_path: Path) -> Non
     engine.start()
     with pytest.raises(LoadError, match=r"config\.json"):
         await engine.loaded
+
+
+ENGINE_THAT_DIES = """
+import asyncio, pathlib, sys
+from mlxpool.worker.engine.chunks import ChunkWidth
+from mlxpool.worker.engine.engine import Engine, Limits
+from mlxpool.worker.engine.row import Row
+from mlxpool.worker.load import load
+from mlxpool.worker.request.plan import Plan, Sampling
+
+class Broken(ChunkWidth):
+    def end(self, start, last):
+        raise AssertionError("a fault of the loop itself")
+
+async def main():
+    folder = pathlib.Path(sys.argv[1])
+    engine = Engine(lambda: load(folder, lambda d, t: None), Limits(1, 1 << 30), Broken("cpu"))
+    engine.start()
+    await engine.loaded
+    plan = Plan((1, 2, 3), 5, True, Sampling(0.0, 1.0, 0, 0.0, 1), (), frozenset())
+    engine.submit(Row(plan, None, print))
+    await asyncio.sleep(30)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_whose_engine_thread_dies_ends_loudly(tiny: TinyModels) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", ENGINE_THAT_DIES, str(tiny("llama"))],
+        check=False, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert run.returncode == ENGINE_DIED_EXIT_CODE
+    assert "a fault of the loop itself" in run.stderr
+    assert "the engine thread died" in run.stderr

@@ -54,13 +54,20 @@ def _draw(logits: mx.array, row: Drawn) -> mx.array:
     sampling = row.sampling
     if is_greedy(sampling):
         return mx.argmax(logits, axis=-1)
-    logits = logits.astype(mx.float32)
-    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    scores = logits.astype(mx.float32)
+    if sampling.top_p < 1 or sampling.min_p > 0 or sampling.top_k > 0:
+        # The filters read probabilities; a plain draw doesn't need them normalised.
+        scores = _filtered(scores - mx.logsumexp(scores, axis=-1, keepdims=True), sampling)
+    key = mx.random.key(mix(sampling.seed, row.sampled))
+    return mx.random.categorical(scores * (1 / sampling.temperature), key=key)
+
+
+def _filtered(logprobs: mx.array, sampling: Sampling) -> mx.array:
+    """Log-probabilities [1, vocabulary] with what the filters drop at minus infinity."""
     if sampling.top_p < 1:
         logprobs = apply_top_p(logprobs, sampling.top_p)
     if sampling.min_p > 0:
         logprobs = apply_min_p(logprobs, sampling.min_p)
     if 0 < sampling.top_k < logprobs.shape[-1]:
         logprobs = apply_top_k(logprobs, sampling.top_k)
-    key = mx.random.key(mix(sampling.seed, row.sampled))
-    return mx.random.categorical(logprobs * (1 / sampling.temperature), key=key)
+    return logprobs
