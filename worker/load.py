@@ -90,7 +90,7 @@ def load(folder: Path, progress: Callable[[int, int], None]) -> Loaded:
 
 @contextlib.contextmanager
 def _reasons(model_type: str) -> Iterator[None]:
-    """What mlx-lm and MLX raise while a model is built, as a LoadError of one line that says where to look."""
+    """What mlx-lm and MLX raise while a model is built, as a LoadError that says where to look."""
     try:
         yield
     except Exception as err:

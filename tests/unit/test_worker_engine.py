@@ -10,7 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
+import tiny_models
+from mlx_lm.generate import generate_step
+from mlx_lm.utils import load_model
 from tiny_fixture import TinyModels
 
 from mlxpool.worker.engine.chunks import ChunkWidth
@@ -138,6 +142,37 @@ async def test_an_eos_at_the_length_limit_is_a_stop_and_gives_no_text(start: Sta
     ended = await running.ask(plan(range(40), max_tokens=6, eos=[last]))
     assert ended.events[-2:] == [Usage(40, 6), Finish("stop")]
     assert ended.text == free.text[:-1]
+
+
+def ids_of_mlx_lm(folder: Path, prompt: Sequence[int], count: int) -> list[int]:
+    """Greedy ids as mlx-lm's own single-row loop gives them, with its own prefill."""
+    model, _ = load_model(folder)
+    steps = generate_step(mx.array(prompt), model, max_tokens=count)
+    return [token for token, _ in steps]
+
+
+@pytest.mark.parametrize("kind", ["llama", "sliding"])
+@pytest.mark.parametrize("width", [16, 64, None])
+async def test_greedy_ids_are_those_of_mlx_lms_own_loop(
+    tiny: TinyModels, kind: tiny_models.Kind, width: int | None
+) -> None:
+    running = await Running(tiny(kind), width=width).ready()
+    prompts = [[(place * 7 + length) % 256 for place in range(length)] for length in (1, 2, 31, 100, 301)]
+    collected: list[list[int]] = [[] for _ in prompts]
+    clients = []
+    for prompt, ids in zip(prompts, collected, strict=True):
+
+        def note(token: int, ids: list[int] = ids) -> bytes:
+            ids.append(token)
+            return b"."
+
+        client = Client()
+        text = AnswerText(ByteDetokeniser(note), ())
+        running.engine.submit(Row(plan(prompt, max_tokens=50), text, client.put))
+        clients.append(client)
+    for client in clients:
+        await client.ended.wait()
+    assert collected == [ids_of_mlx_lm(tiny(kind), prompt, 50) for prompt in prompts]
 
 
 async def test_a_failing_prefill_ends_that_row_alone(start: Start) -> None:
