@@ -4,7 +4,10 @@
 #   make bench   measure        make long    tests that take hours
 # ARGS="…" is handed on: make up ARGS="--port 9000", make test ARGS="-k relay".
 
-PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.13 python3,$(if $(shell command -v $(p)),$(p))))
+# The first that runs and is new enough: a version manager's shim may exist for a Python that does not.
+IS_NEW_ENOUGH := import sys, venv; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+  if $$python -c '$(IS_NEW_ENOUGH)' 2>/dev/null; then echo $$python; break; fi; done)
 ARGS ?=
 
 # Plain mlx has a backend on macOS only; elsewhere the driver's device tells which one to take.
@@ -26,7 +29,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	@[ -n "$(PYTHON)" ] && $(PYTHON) -c '$(IS_NEW_ENOUGH)' \
 	  || { echo "mlxpool needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(INSTALL) pip
