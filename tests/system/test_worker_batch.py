@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import psutil
@@ -84,6 +85,10 @@ def leave(worker: WorkerProcess, after: Callable[[], bool], **fields: Any) -> No
 LONG: dict[str, Any] = {"max_tokens": 3500, "temperature": 2, "seed": 2}
 
 
+def tokens_above(worker: WorkerProcess, count: int) -> bool:
+    return bool(worker.stats()["tokens"] > count)
+
+
 def test_a_client_that_leaves_while_decoding_frees_its_row_at_once(tiny: TinyModels) -> None:
     with WorkerProcess(tiny("sliding"), context=4000).ready() as worker:
         process = psutil.Process(worker.process.pid)
@@ -91,7 +96,7 @@ def test_a_client_that_leaves_while_decoding_frees_its_row_at_once(tiny: TinyMod
             before = worker.stats()
             leave(
                 worker,
-                lambda before=before: worker.stats()["tokens"] > before["tokens"] + 5,
+                partial(tokens_above, worker, before["tokens"] + 5),
                 content="hello",
                 stream=stream,
                 **LONG,

@@ -199,7 +199,7 @@ def test_launch_settings_are_defaults_a_request_can_change(tiny: TinyModels, kin
 def test_a_quantised_folder_on_the_cpu_answers_as_its_dequantised_twin(tiny: TinyModels) -> None:
     answers = []
     for kind in ("quantised", "dequantised"):
-        with WorkerProcess(tiny(kind)).ready() as process:  # type: ignore[arg-type]
+        with WorkerProcess(tiny(kind)).ready() as process:
             if process.stats()["backend"] != "cpu":
                 pytest.skip("other backends keep the quantised weights")
             assert process.stats()["dtype"] == "float32"

@@ -81,7 +81,8 @@ def _random_weights(model: nn.Module) -> None:
             return mx.ones_like(value) if value.ndim else value
         if "embed" in name or "lm_head" in name:
             return mx.random.normal(value.shape) * _row_scales()
-        return mx.random.normal(value.shape) * (2.5 / value.shape[-1] ** 0.5)
+        scale: float = 2.5 / value.shape[-1] ** 0.5
+        return mx.random.normal(value.shape) * scale
 
     model.update(tree_map_with_path(fill, model.parameters()))
 
@@ -144,4 +145,4 @@ def make(kind: Kind, out: Path) -> Path:
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] not in KINDS:
         sys.exit(f"usage: tiny_models.py {{{','.join(KINDS)}}} OUT")
-    make(sys.argv[1], Path(sys.argv[2]))  # type: ignore[arg-type]
+    make(sys.argv[1], Path(sys.argv[2]))

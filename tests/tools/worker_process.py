@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,7 @@ class WorkerProcess:
 
     def stream(
         self, content: str, headers: dict[str, str] | None = None, **fields: Any
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Generator[dict[str, Any], None, None]:
         """Chunks of a streamed answer; checks that it ends with [DONE] and nothing after it."""
         connection = self.connection()
         body = json.dumps(chat_body(content, stream=True, **fields)).encode()

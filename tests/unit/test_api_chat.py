@@ -70,9 +70,13 @@ def ask(**fields: object) -> ChatRequest:
     return parse(json.dumps({"messages": HELLO, **fields}).encode())
 
 
-def refusal(body: bytes | None = None, **fields: object) -> ApiError:
+def refusal(**fields: object) -> ApiError:
+    return refusal_of(json.dumps({"messages": HELLO, **fields}).encode())
+
+
+def refusal_of(body: bytes) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        parse(body if body is not None else json.dumps({"messages": HELLO, **fields}).encode())
+        parse(body)
     assert caught.value.status == 400
     return caught.value
 
@@ -206,7 +210,7 @@ def test_messages_are_normalised_for_the_template() -> None:
     ],
 )  # fmt: skip
 def test_a_body_that_is_no_request_is_a_400(body: bytes) -> None:
-    assert refusal(body).code == "invalid_request"
+    assert refusal_of(body).code == "invalid_request"
 
 
 def test_a_quoted_value_stays_short() -> None:

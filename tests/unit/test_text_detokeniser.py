@@ -50,9 +50,13 @@ def sentencepiece() -> Tokenizer:
     return tokenizer
 
 
+def tokens_of(tokenizer: Tokenizer, *tokens: str) -> list[int]:
+    return [token_id for token in tokens if (token_id := tokenizer.token_to_id(token)) is not None]
+
+
 def test_only_the_first_space_of_a_text_is_stripped() -> None:
     tokenizer = sentencepiece()
-    ids = [tokenizer.token_to_id(token) for token in ("▁Hello", "▁world", "!", "▁", "▁world", "ing")]
+    ids = tokens_of(tokenizer, "▁Hello", "▁world", "!", "▁", "▁world", "ing")
     assert stream(WindowDetokeniser(tokenizer.decode), ids) == [
         "Hello", " world", "!", " ", " world", "ing", "",
     ]  # fmt: skip
@@ -60,7 +64,7 @@ def test_only_the_first_space_of_a_text_is_stripped() -> None:
 
 def test_byte_fallback_holds_an_incomplete_character() -> None:
     tokenizer = sentencepiece()
-    ids = [tokenizer.token_to_id("▁Hello"), *"😀".encode(), tokenizer.token_to_id("!")]
+    ids = [*tokens_of(tokenizer, "▁Hello"), *"😀".encode(), *tokens_of(tokenizer, "!")]
     assert stream(WindowDetokeniser(tokenizer.decode), ids) == ["Hello", "", "", "", "😀", "!", ""]
 
 

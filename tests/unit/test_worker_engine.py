@@ -147,7 +147,7 @@ async def test_an_eos_at_the_length_limit_is_a_stop_and_gives_no_text(start: Sta
 def ids_of_mlx_lm(folder: Path, prompt: Sequence[int], count: int) -> list[int]:
     """Greedy ids as mlx-lm's own single-row loop gives them, with its own prefill."""
     model, _ = load_model(folder)
-    steps = generate_step(mx.array(prompt), model, max_tokens=count)
+    steps = generate_step(mx.array(list(prompt)), model, max_tokens=count)
     return [token for token, _ in steps]
 
 
