@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tiny_fixture import TinyModels
@@ -128,12 +129,12 @@ def test_a_filter_that_leaves_one_token_is_greedy(worker: WorkerProcess, narrow:
 
 
 def test_answers_echo_the_name_that_was_asked_for_and_the_request_id(worker: WorkerProcess) -> None:
-    headers = {control.HEADER_ASKED_MODEL: "claude-x", control.HEADER_REQUEST_ID: "req-7"}
+    headers = {control.HEADER_ASKED_MODEL: quote("mine/é 1"), control.HEADER_REQUEST_ID: "req-7"}
     status, body, answered = worker.request(
         "POST", "/v1/chat/completions", chat_body(PROMPT, max_tokens=1), headers
     )
     assert status == 200
-    assert body["model"] == "claude-x"
+    assert body["model"] == "mine/é 1"
     assert answered[control.HEADER_REQUEST_ID] == "req-7"
     assert "request req-7: ok, 1 tokens" in worker.log.read_text()
 
