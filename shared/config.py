@@ -271,6 +271,8 @@ def load(
     startup_model = given.pop("model", None)
     for dotted, raw in given.items():
         section, _, name = dotted.partition(".")
+        if section not in SECTIONS:
+            raise ConfigError(f"command line: unknown setting {dotted}; {v.known(section, SECTIONS)}")
         flag = f"--{name.replace('_', '-')}"
         is_text = isinstance(raw, str)
         values[section][name] = _read(section, name, raw, "command line", flag, text=is_text)

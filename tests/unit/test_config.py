@@ -100,6 +100,19 @@ def test_file_gives_way_to_environment_and_environment_to_flags(tmp_path: Path) 
     }
 
 
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("srver.port", "command line: unknown setting srver.port; did you mean server?"),
+        ("server.prot", "command line: unknown key --prot; did you mean port?"),
+    ],
+)
+def test_an_unknown_flag_is_refused(tmp_path: Path, flag: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(None, {}, {"home": str(tmp_path), flag: 1})
+    assert str(caught.value) == message
+
+
 def test_the_homes_own_file_is_read_when_none_is_named(tmp_path: Path) -> None:
     write(tmp_path, "[server]\nport = 7\n")
     settings = load(None, {}, {"home": str(tmp_path)})

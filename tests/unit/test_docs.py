@@ -55,6 +55,18 @@ def test_every_error_code_is_in_the_http_page_with_its_status() -> None:
     assert rows == {code: str(status) for code, status in STATUS_OF.items()}
 
 
+def test_the_http_page_lists_the_routes_that_there_are() -> None:
+    source = (ROOT / "parent/edge/app.py").read_text()
+    served = {
+        f"{method.upper()} {path.replace(':.+', '')}"
+        for method, path in re.findall(r'web\.(get|post|delete)\("([^"]+)"', source)
+    }
+    documented = set(
+        re.findall(r"^\| `((?:GET|POST|DELETE) [^`]+)` \|", (DOCS / "http.md").read_text(), re.M)
+    )
+    assert documented == served
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("**/*.md"))], ids=lambda p: p.name)
 def test_links_between_the_documents_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):

@@ -35,24 +35,21 @@ def facts_of(tmp_path: Path, config: dict[str, Any], tensors: TensorSpec | None 
 
 def test_the_line_items_of_a_small_llama_on_the_cpu_backend() -> None:
     planned = plan(FACTS, backend="cpu", context=1024, batch=8, limit_bytes=None)
+    overhead = memory.OVERHEAD_BYTES["cpu"]
     scores = 2 * 4 * 256 * 1024 * 4
     activations = 256 * (6 * 64 + 3 * 128) * 4
     logits = 3 * 8 * 256 * 4
     regrown = 64 * 4 * 1024
+    live = 2_000_000 + overhead + scores + activations + logits + regrown + 2 * 64 * 4 * 1024
     assert planned == MemoryPlan(
         weights_bytes=2_000_000,
-        overhead_bytes=memory.OVERHEAD_BYTES["cpu"],
+        overhead_bytes=overhead,
         prefill_bytes=scores + activations + logits + regrown,
+        allocator_bytes=live // 7,
         kv_pool_bytes=2 * 64 * 4 * 1024,
         kv_bytes_per_token=2 * 64 * 4,
         context=1024,
-        planned_bytes=2_000_000
-        + memory.OVERHEAD_BYTES["cpu"]
-        + scores
-        + activations
-        + logits
-        + regrown
-        + 2 * 64 * 4 * 1024,
+        planned_bytes=live + live // 7,
         verdict="fits",
     )
 
@@ -153,8 +150,9 @@ def test_the_verdict_agrees_with_the_numbers(
     planned = plan(
         facts, backend=backend, context=context, batch=batch, limit_bytes=limit, limit_is_explicit=explicit
     )
-    items = planned.weights_bytes + planned.overhead_bytes + planned.prefill_bytes + planned.kv_pool_bytes
-    assert planned.planned_bytes == items
+    live = planned.weights_bytes + planned.overhead_bytes + planned.prefill_bytes + planned.kv_pool_bytes
+    assert planned.planned_bytes == live + planned.allocator_bytes
+    assert planned.allocator_bytes <= min(2**30, planned.planned_bytes // 8 + 1)
     if planned.verdict == "fits":
         assert planned.planned_bytes == free.planned_bytes <= limit
     elif planned.verdict == "fits_with_context":
