@@ -150,7 +150,8 @@ def _warm_up(model: Any, cache: list[Any]) -> KvCost:
 
 
 def _kv_cost(caches: list[Any]) -> KvCost:
-    layers: list[LayerKv] = []
+    """What one row's caches take, read off caches that hold something; equal windows are added up."""
+    bytes_per_token: dict[int | None, int] = {}
     fixed_bytes = 0
     for cache in _flat(caches):
         keys, values = getattr(cache, "keys", None), getattr(cache, "values", None)
@@ -158,9 +159,11 @@ def _kv_cost(caches: list[Any]) -> KvCost:
             fixed_bytes += cache.nbytes
             continue
         parts = [part for held in (keys, values) for part in (held if isinstance(held, tuple) else (held,))]
+        window = getattr(cache, "max_size", None)
         per_token = sum(part.nbytes // part.shape[2] for part in parts)
-        layers.append(LayerKv(per_token, getattr(cache, "max_size", None)))
-    return KvCost(tuple(layers), fixed_bytes)
+        bytes_per_token[window] = bytes_per_token.get(window, 0) + per_token
+    layers = tuple(LayerKv(size, window) for window, size in bytes_per_token.items())
+    return KvCost(layers, fixed_bytes)
 
 
 def _flat(caches: list[Any]) -> Iterator[Any]:

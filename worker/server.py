@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import sys
@@ -153,10 +154,10 @@ class Server:
         began_s = time.perf_counter()
         try:
             timeout_s = float(request.query.get("timeout_s", DRAIN_TIMEOUT_S))
-        except ValueError as err:
-            raise error(
-                "invalid_request", "timeout_s must be a number of seconds", param="timeout_s"
-            ) from err
+        except ValueError:
+            timeout_s = math.nan
+        if not (math.isfinite(timeout_s) and timeout_s >= 0):
+            raise error("invalid_request", "timeout_s must be zero or more seconds", param="timeout_s")
         self._draining = True
         try:
             async with asyncio.timeout(timeout_s):

@@ -198,6 +198,7 @@ def test_a_drain_gives_up_at_its_time_out(tiny: TinyModels) -> None:
 
 def test_a_wrong_drain_time_out_is_refused(tiny: TinyModels) -> None:
     with WorkerProcess(tiny("llama")).ready() as worker:
-        status, body, _ = worker.request("POST", "/control/drain?timeout_s=soon")
-        assert (status, body["error"]["param"]) == (400, "timeout_s")
+        for wrong in ("soon", "-1", "nan", "inf"):
+            status, body, _ = worker.request("POST", f"/control/drain?timeout_s={wrong}")
+            assert (status, body["error"]["param"]) == (400, "timeout_s")
         assert worker.request("GET", "/health")[0] == 200

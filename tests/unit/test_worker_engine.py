@@ -17,6 +17,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
 from tiny_fixture import TinyModels
 
+from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.engine import ENGINE_DIED_EXIT_CODE, Engine, Limits, Loaded
 from mlxpool.worker.engine.row import Row
@@ -248,6 +249,25 @@ async def test_rows_beyond_the_batch_wait_first_come_first_served(start: Start) 
     assert len({client.text for client, _ in rows}) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "cost"),
+    [
+        # Layers x KV heads x head size x keys and values x float32.
+        ("llama", KvCost((LayerKv(2 * 2 * 16 * 2 * 4),))),
+        ("sliding", KvCost((LayerKv(2 * 2 * 16 * 2 * 4, tiny_models.WINDOW_TOKENS), LayerKv(512)))),
+    ],
+)
+def test_a_rows_kv_cost_is_read_off_its_caches(
+    tiny: TinyModels, kind: tiny_models.Kind, cost: KvCost
+) -> None:
+    seen: list[tuple[int, int]] = []
+    loaded = load(tiny(kind), lambda done, total: seen.append((done, total)))
+    assert loaded.kv == cost
+    assert loaded.dtype == "float32"
+    assert seen[0] == (0, loaded.weights_bytes)
+    assert seen[-1] == (loaded.weights_bytes, loaded.weights_bytes)
+
+
 async def test_a_load_that_fails_is_told_to_whoever_waits(tmp_path: Path) -> None:
     engine = Engine(lambda: load(tmp_path, lambda _d, _t: None), Limits(1, 1), ChunkWidth("cpu"))
     engine.start()
@@ -257,6 +277,7 @@ async def test_a_load_that_fails_is_told_to_whoever_waits(tmp_path: Path) -> Non
 
 ENGINE_THAT_DIES = """
 import asyncio, pathlib, sys
+from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.engine import Engine, Limits
 from mlxpool.worker.engine.row import Row

@@ -21,7 +21,7 @@ _ALLOCATION_STEP_TOKENS = 256
 
 
 class LayerKv(msgspec.Struct, frozen=True):
-    """One layer's cache. window_tokens: positions it keeps at most, None for all."""
+    """One layer's cache, or several alike. window_tokens: positions kept at most, None for all."""
 
     bytes_per_token: int
     window_tokens: int | None = None
