@@ -20,7 +20,7 @@ HEARTBEAT_INTERVAL_S = 1.0
 
 # Headers of a relayed request, parent → worker.
 HEADER_REQUEST_ID = "X-Request-Id"
-HEADER_ASKED_MODEL = "X-Mlxpool-Model"  # the name the client used: answers echo it
+HEADER_ASKED_MODEL = "X-Mlxpool-Model"  # the name the client used, percent-encoded: answers echo it
 HEADER_RESPONSE_ID = "X-Mlxpool-Response-Id"  # set when the parent has opened the stream already
 HEADER_CREATED = "X-Mlxpool-Created"  # the `created` of that opened stream, unix seconds
 

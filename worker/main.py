@@ -17,14 +17,13 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlxpool.worker import tether
 
 if TYPE_CHECKING:
-    import asyncio
-
     from mlxpool.shared.control import Launch, Status
+    from mlxpool.worker.engine.engine import Engine, Loaded
 
 LOAD_FAILED_EXIT_CODE = 3
 
@@ -146,7 +145,7 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
     folder = Path(launch.path)
     began_s = time.perf_counter()
 
-    def load_weights() -> Any:
+    def load_weights() -> Loaded:
         load.set_memory_limits(launch.memory_limit_bytes)
         return load.load(folder, lambda done, total: status.send(control.Loading(done, total)))
 
@@ -185,7 +184,7 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
     return 0
 
 
-async def _heartbeat(engine: Any, status: StatusPipe) -> asyncio.Future[None]:
+async def _heartbeat(engine: Engine, status: StatusPipe) -> NoReturn:
     """Progress and what is owed, from the event loop: a hung engine shows as progress standing still."""
     import asyncio
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from urllib.parse import quote
 
-import aiohttp
 from aiohttp import web
 
 from mlxpool.parent.library import Library
 from mlxpool.parent.pool.effects import Grant, Worker
 from mlxpool.parent.pool.service import PoolService
+from mlxpool.parent.pool.upstream import Reply, UpstreamError
 from mlxpool.shared.control import (
     HEADER_ASKED_MODEL,
     HEADER_CREATED,
@@ -26,8 +27,9 @@ from mlxpool.shared.control import (
 )
 from mlxpool.shared.errors import ApiError, error, stream_event
 
+from . import preamble
 from .head import Head, read_head
-from .preamble import KEEP_ALIVE_S, OPEN_AFTER_S, Preamble, chat_preamble
+from .preamble import Preamble, chat_preamble
 from .reply import REQUEST_ID, error_response
 
 # A worker that dies closes its sockets a moment before its exit is known: wait for the better reason.
@@ -39,7 +41,7 @@ LAST_WORDS_TIMEOUT_S = 5.0
 # Larger bodies are read for their fields off the event loop's turn.
 LARGE_BODY_BYTES = 2**20
 
-_PASSED_ON = ("Content-Type", "Retry-After", "Warning", "Cache-Control")
+_PASSED_ON = ("content-type", "retry-after", "warning", "cache-control")
 
 
 class _Revoked(Exception):
@@ -131,25 +133,23 @@ class _Exchange:
             return await self._fail(revoked.err)
         except ApiError as err:
             return await self._fail(err)
-        except (aiohttp.ClientError, OSError) as err:
-            if self._request.transport is None or self._request.transport.is_closing():
-                raise  # it is the client that went away
+        except UpstreamError as err:
             return await self._fail(await self._cause_of_death(err))
 
     async def _granted(self) -> Worker:
         if self._head.stream and not self._grant.granted.done():
-            await asyncio.wait([self._grant.granted], timeout=OPEN_AFTER_S)
+            await asyncio.wait([self._grant.granted], timeout=preamble.OPEN_AFTER_S)
             if not self._grant.granted.done():
                 await self._open()
                 while not self._grant.granted.done():
-                    await asyncio.wait([self._grant.granted], timeout=KEEP_ALIVE_S)
+                    await asyncio.wait([self._grant.granted], timeout=preamble.KEEP_ALIVE_S)
                     if not self._grant.granted.done():
                         await self._send(self._opened.keep_alive)
         return await self._grant.granted
 
     async def _open(self) -> None:
         self._preamble = chat_preamble(self._asked)
-        await self._start_stream({"Content-Type": "text/event-stream; charset=utf-8"})
+        await self._start_stream({"content-type": "text/event-stream; charset=utf-8"})
         await self._send(self._preamble.opening)
 
     @property
@@ -161,19 +161,20 @@ class _Exchange:
         headers = {
             "Content-Type": "application/json",
             HEADER_REQUEST_ID: self._request[REQUEST_ID],
-            HEADER_ASKED_MODEL: _header_safe(self._asked),
+            HEADER_ASKED_MODEL: quote(self._asked),
         }
         if self._preamble is not None:
             headers[HEADER_RESPONSE_ID] = self._preamble.response_id
             headers[HEADER_CREATED] = str(self._preamble.created)
-        async with _Revocable(self._grant):
-            url = f"http://worker{self._request.path}"
-            async with worker.session.post(url, data=self._body, headers=headers) as answer:
-                passed = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
-                if not passed.get("Content-Type", "").startswith("text/event-stream"):
-                    # Whole answers are small, and complete or not sent: a death in the middle is a 502.
-                    return await self._whole(answer.status, await answer.read(), passed)
-                await self._stream(answer, passed)
+        async with (
+            _Revocable(self._grant),
+            await worker.upstream.request("POST", self._request.path, headers, self._body) as answer,
+        ):
+            passed = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
+            if not passed.get("content-type", "").startswith("text/event-stream"):
+                # Whole answers are small, and complete or not sent: a death in the middle is a 502.
+                return await self._whole(answer.status, await answer.read(), passed)
+            await self._stream(answer, passed)
         assert self._out is not None
         return self._out
 
@@ -185,14 +186,14 @@ class _Exchange:
         await self._out.write_eof()
         return self._out
 
-    async def _stream(self, answer: aiohttp.ClientResponse, headers: dict[str, str]) -> None:
+    async def _stream(self, answer: Reply, headers: dict[str, str]) -> None:
         if self._out is None:
             await self._start_stream(headers)
         assert self._out is not None
         rest = b""
         ended = False
         try:
-            async for chunk in answer.content.iter_any():
+            while chunk := await answer.piece():
                 data = rest + chunk if rest else chunk
                 if data.endswith(b"\n\n"):
                     rest = b""
@@ -203,13 +204,13 @@ class _Exchange:
                         continue
                 ended = data.endswith(b"data: [DONE]\n\n")
                 await self._send(data)
-        except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError, OSError):
+        except UpstreamError:
             if not ended:
                 raise
         await self._out.write_eof()
 
     async def _start_stream(self, headers: dict[str, str]) -> None:
-        out = web.StreamResponse(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+        out = web.StreamResponse(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         await out.prepare(self._request)
         self._out = out
 
@@ -253,8 +254,3 @@ class _Exchange:
             if self._request.transport is not None:
                 self._request.transport.close()
         return self._out
-
-
-def _header_safe(name: str) -> str:
-    """A model's name as a header value: anything but control characters, which would end the header."""
-    return name if name.isprintable() else ascii(name)

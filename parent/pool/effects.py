@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import aiohttp
 import msgspec
 
 from mlxpool.shared.control import DrainReport, Failed, Heartbeat, Imported, Launch, Loading, Status
@@ -23,6 +22,7 @@ from mlxpool.shared.errors import ApiError
 from .process import WorkerProcess
 from .scheduler import Scheduler
 from .state import ModelSpec, Ticket
+from .upstream import Upstream, UpstreamError
 from .worker_log import RotatingLog, log_path
 
 logger = logging.getLogger("mlxpool.pool")
@@ -63,11 +63,11 @@ class Grant:
 
 @dataclass
 class Worker:
-    """A process and the HTTP session that reaches it."""
+    """A process and the connections that reach it."""
 
     process: WorkerProcess
     spec: ModelSpec
-    session: aiohttp.ClientSession
+    upstream: Upstream
     log: RotatingLog
     reason: str | None = None  # its own words for why it ends
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -119,15 +119,7 @@ class PoolEffects:
         log = self._logs.setdefault(spec.name, RotatingLog(log_path(self._log_folder, spec.name)))
         socket = self._run_folder / f"{worker}.sock"
         process = WorkerProcess(worker, spec.name, socket, log, self)
-        connector = aiohttp.UnixConnector(path=str(socket), limit=0)
-        session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=2**18,
-        )
-        self.workers[worker] = Worker(process, spec, session, log)
+        self.workers[worker] = Worker(process, spec, Upstream(str(socket)), log)
         log.write(f"--- worker {worker} of {spec.name} starts\n".encode())
         try:
             process.spawn(self._argv, self._env)
@@ -224,7 +216,7 @@ class PoolEffects:
         loading = slot is not None and slot.worker == worker and slot.phase in ("starting", "loading")
         for task in known.tasks:
             task.cancel()
-        self._background(0, _close(known.session))
+        known.upstream.close()
         self.scheduler.on_exit(worker, self._with_tail(known, known.reason or reason) if loading else reason)
         self._changed()
 
@@ -242,9 +234,12 @@ class PoolEffects:
         """Ready means that the socket answers."""
         try:
             async with asyncio.timeout(READY_PROBE_TIMEOUT_S):
-                async with known.session.get("http://worker/health") as answer:
+                async with await known.upstream.request("GET", "/health") as answer:
+                    await answer.read()
                     problem = None if answer.status == 200 else f"its /health answers {answer.status}"
-        except (aiohttp.ClientError, OSError, TimeoutError) as err:
+        except Exception as err:  # whatever it is, a load must not wait for ever
+            if not isinstance(err, UpstreamError | TimeoutError):
+                logger.exception("asking worker %d whether it is ready", known.number)
             problem = f"its socket does not answer ({type(err).__name__})"
         if problem is None:
             self.scheduler.on_ready(known.number)
@@ -257,25 +252,19 @@ class PoolEffects:
         limit = self._drain_timeout_s
         try:
             async with asyncio.timeout(limit + DRAIN_MARGIN_S):
-                url = f"http://worker/control/drain?timeout_s={limit:g}"
-                async with known.session.post(url) as answer:
+                target = f"/control/drain?timeout_s={limit:g}"
+                async with await known.upstream.request("POST", target) as answer:
                     report = msgspec.json.decode(await answer.read(), type=DrainReport)
             detail = "drained" if report.durable else f"not all was durable: {report.missing} missing"
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as err:
+        except Exception as err:  # whatever it is, `on_drained` must follow
+            if not isinstance(err, UpstreamError | TimeoutError | msgspec.MsgspecError):
+                logger.exception("draining worker %d", known.number)
             detail = f"the drain failed ({type(err).__name__})"
         self.scheduler.on_drained(known.number, detail)
         self._changed()
 
     def _background(self, worker: int, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work)
-        tasks = self.workers[worker].tasks if worker in self.workers else _LOOSE_TASKS
+        tasks = self.workers[worker].tasks
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-
-
-async def _close(session: aiohttp.ClientSession) -> None:
-    await session.close()
-
-
-# Tasks that outlive their worker; the set keeps them from being collected while they run.
-_LOOSE_TASKS: set[asyncio.Task[None]] = set()

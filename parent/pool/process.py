@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -165,7 +167,7 @@ class WorkerProcess:
         """A thread: wait for the end without reaping, then let the loop do the rest."""
         assert self._process is not None
         assert self._output is not None
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        wait_without_reaping(self._process.pid)
         # What it started itself (group members) would hold the pipes open.
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -191,6 +193,21 @@ class WorkerProcess:
             if path is not None:
                 path.unlink(missing_ok=True)
         self._reports.exited(self.worker, describe_exit(code))
+
+
+def wait_without_reaping(pid: int) -> None:
+    """Block until a child has ended; it stays a zombie, so its pid stays its own."""
+    if sys.platform == "darwin":  # os.waitid is there from Python 3.13 on only
+        queue = select.kqueue()
+        try:
+            ends = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
+            queue.control([ends], 1, None)
+        except ProcessLookupError:
+            pass  # it has ended already
+        finally:
+            queue.close()
+        return
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def describe_exit(code: int) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import time
 import uuid
 from typing import Literal, NoReturn, Protocol
+from urllib.parse import unquote
 
 import msgspec
 
@@ -109,7 +110,7 @@ class Row:
         self.opened = headers.get(HEADER_RESPONSE_ID.lower(), "")
         self.id = self.opened or f"chatcmpl-{uuid.uuid4().hex}"
         self.created = int(headers.get(HEADER_CREATED.lower(), 0) or time.time())
-        self.model = headers.get(HEADER_ASKED_MODEL.lower()) or launch.model
+        self.model = unquote(headers.get(HEADER_ASKED_MODEL.lower(), "")) or launch.model
         # A chunk with one token's text is made by joining bytes: the benchmarks send a great many.
         mark = "\0"
         self._before, self._after = self.event([self._choice({"content": mark})]).split(

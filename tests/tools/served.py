@@ -164,6 +164,7 @@ async def serve(
     config: str | None = None,
     port: int = 0,
     env: dict[str, str] | None = None,
+    flags: list[str] | None = None,
 ) -> AsyncIterator[Served]:
     """A parent over the models in that folder. settings: "section.key" → value; config: the file's text.
 
@@ -176,12 +177,15 @@ async def serve(
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLXPOOL_")} | (env or {})
     for key, value in (settings or {}).items():
         environment[f"MLXPOOL_{key.replace('.', '_').upper()}"] = value
-    argv = [sys.executable, scripted_up.__file__] if scripted else [sys.executable, "-m", "mlxpool.parent", "up"]
+    argv = (
+        [sys.executable, scripted_up.__file__] if scripted else [sys.executable, "-m", "mlxpool.parent", "up"]
+    )
     argv += ["--home", str(home), "--port", str(port)]
     argv += ["--models", str(models)] if models is not None else []
     argv += ["--memory-budget", str(budget)] if budget is not None else []
+    argv += flags or []
     with (home / "parent.log").open("ab") as log:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220  # started once, before the test begins
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
         )
     connector = aiohttp.TCPConnector(limit=0)

@@ -1,0 +1,308 @@
+"""The HTTP surface: what it refuses and how it says so, and what it passes on untouched."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.tools import sse
+from tests.tools.scripted_script import expected_text, make_scripted_model, read_events
+from tests.tools.served import chat_body, serve
+
+KEYS = '[server]\napi_keys = ["first-key", "second-key"]\nallowed_origins = ["https://app.example"]\n'
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    make_scripted_model(tmp_path / "m", "a")
+    return tmp_path / "m"
+
+
+BAD_BODIES = [
+    (b"", "not valid JSON"),
+    (b"{", "not valid JSON"),
+    (b"[]", "must be a JSON object"),
+    (b'"model"', "must be a JSON object"),
+    (b"\xff\xfe{}", "not valid JSON"),
+    (b"[" * 100_000, "JSON"),
+    (b'{"model": 5}', "model is 5; use a string"),
+    (b'{"model": ["a"]}', "model is ['a']; use a string"),
+    (b'{"model": "a", "keep_alive": true}', "keep_alive is True"),
+    (b'{"model": "a", "keep_alive": "soon"}', "keep_alive is 'soon'"),
+    (b'{"model": "a", "keep_alive": {}}', "keep_alive is {}"),
+    (b"{}", "no model was named"),
+]
+
+
+async def test_bad_bodies_get_a_400_that_names_the_fault(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        for data, said in BAD_BODIES:
+            answer = await served.request("POST", "/v1/chat/completions", data=data)
+            assert (answer.status, answer.code) == (400, "invalid_request"), data[:40]
+            assert said in answer.body["error"]["message"]
+            assert answer.body["error"]["type"] == "invalid_request_error"
+            assert "x-request-id" in answer.headers
+        assert read_events(models / "a") == []  # nothing was started for any of them
+
+
+async def test_an_unknown_model_is_a_404_that_names_the_nearest(tmp_path: Path, models: Path):
+    make_scripted_model(models, "qwen3-8b")
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        for name in ("qwen3-8", "../m/a", "/etc/passwd", "a/", "", "a\x00b", "é" * 5000):
+            answer = await served.chat(name)
+            assert (answer.status, answer.code, answer.body["error"]["param"]) == (
+                404,
+                "model_not_found",
+                "model",
+            )
+        assert "qwen3-8b" in (await served.chat("qwen3-8")).body["error"]["message"]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_an_over_long_body_is_a_413_and_the_server_goes_on(
+    tmp_path: Path, models: Path, declared: bool
+):
+    size = 64 * 2**20 + 1
+
+    async def pieces():
+        for _ in range(65):
+            yield b" " * 2**20
+
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        data = b" " * size if declared else pieces()
+        async with served.client.post(f"{served.url}/v1/chat/completions", data=data) as answer:
+            assert answer.status == 413
+            assert json.loads(await answer.read())["error"]["code"] == "body_too_large"
+        assert (await served.chat("a")).status == 200
+
+
+async def test_a_large_body_within_the_limit_is_served(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        answer = await served.chat("a", "x" * (8 * 2**20))
+        assert answer.text == expected_text("a", "x" * 64)
+
+
+async def test_unknown_paths_and_methods_are_json_errors(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        answer = await served.request("GET", "/nope")
+        assert (answer.status, answer.code) == (404, "not_found")
+        answer = await served.request("GET", "/v1/chat/completions")
+        assert (answer.status, answer.code) == (405, "method_not_allowed")
+        assert "POST" in answer.body["error"]["message"]
+        answer = await served.request("POST", "/v1/messages", {})
+        assert (answer.status, answer.body["type"]) == (404, "error")
+
+
+@pytest.mark.parametrize(
+    ("host", "ok"),
+    [
+        ("localhost", True),
+        ("localhost:8420", True),
+        ("127.0.0.1:1", True),
+        ("127.1.2.3", True),
+        ("[::1]:8420", True),
+        ("app.localhost", True),
+        ("LOCALHOST.", True),
+        ("lan.example", True),
+        ("evil.example", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("127.evil.0.1", False),
+        ("evil.example:8420", False),
+        ("user@localhost", False),
+        ("localhost:port", False),
+        ("", False),
+    ],
+)
+async def test_only_loopback_and_listed_hosts_are_served(tmp_path: Path, models: Path, host: str, ok: bool):
+    config = '[server]\nallowed_hosts = ["lan.example"]\n'
+    async with serve(tmp_path, models=models, scripted=True, config=config) as served:
+        for method, path in (("GET", "/health"), ("GET", "/v1/models"), ("POST", "/api/models/a/load")):
+            answer = await served.request(method, path, Host=host)
+            if ok:
+                assert answer.status in (200, 202)
+            else:
+                assert (answer.status, answer.code) == (403, "forbidden_host")
+
+
+async def test_pages_of_other_origins_can_do_nothing(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True, config=KEYS) as served:
+        key = {"Authorization": "Bearer first-key"}
+        for origin in (
+            "https://evil.example",
+            "null",
+            "http://127.0.0.1:1",
+            "file://",
+            f"ftp://127.0.0.1:{served.port}",
+        ):
+            for method, path in (
+                ("POST", "/api/models/a/load"),
+                ("GET", "/v1/models"),
+                ("OPTIONS", "/v1/models"),
+            ):
+                answer = await served.request(method, path, Origin=origin, **key)
+                assert (answer.status, answer.code) == (403, "forbidden_origin")
+                assert "access-control-allow-origin" not in answer.headers
+        # A form's simple POST: no preflight would have stopped it.
+        simple = await served.request(
+            "POST",
+            "/v1/chat/completions",
+            chat_body("a"),
+            Origin="https://evil.example",
+            Content_Type="text/plain",
+        )
+        assert simple.status == 403
+        assert read_events(models / "a") == []
+
+
+async def test_listed_and_own_origins_are_served(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True, config=KEYS) as served:
+        key = {"Authorization": "Bearer first-key"}
+        own = await served.request("GET", "/v1/models", Origin=f"http://127.0.0.1:{served.port}", **key)
+        assert own.status == 200
+        assert "access-control-allow-origin" not in own.headers
+        preflight = await served.request(
+            "OPTIONS",
+            "/v1/chat/completions",
+            Origin="https://app.example",
+            Access_Control_Request_Method="POST",
+            Access_Control_Request_Headers="authorization, content-type",
+        )
+        assert preflight.status == 204
+        assert preflight.headers["access-control-allow-origin"] == "https://app.example"
+        assert preflight.headers["access-control-allow-headers"] == "authorization, content-type"
+        listed = await served.request("GET", "/v1/models", Origin="https://app.example", **key)
+        assert listed.headers["access-control-allow-origin"] == "https://app.example"
+
+
+async def test_with_keys_every_route_but_health_asks_for_one(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True, config=KEYS) as served:
+        assert (await served.request("GET", "/health")).status == 200
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"x_api_key": "first-ke"},
+            {"Authorization": "first-key"},
+        ):
+            for method, path in (("GET", "/v1/models"), ("GET", "/api/pool"), ("POST", "/api/models/a/load")):
+                answer = await served.request(method, path, **headers)
+                assert (answer.status, answer.code) == (401, "invalid_api_key")
+        for headers in (
+            {"Authorization": "Bearer second-key"},
+            {"x_api_key": "first-key"},
+            {"Authorization": "bearer first-key"},
+        ):
+            assert (await served.request("GET", "/v1/models", **headers)).status == 200
+
+
+async def test_a_request_id_is_kept_where_it_is_harmless(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        mine = await served.request("POST", "/v1/chat/completions", chat_body("a"), X_Request_Id="my-id.7")
+        assert mine.headers["x-request-id"] == "my-id.7"
+        assert read_events(models / "a")[-1]["event"] in ("request", "done")
+        odd = await served.request("GET", "/health", X_Request_Id="a b <script>")
+        assert odd.headers["x-request-id"].startswith("req_")
+
+
+async def test_answers_echo_the_name_that_was_asked_for(tmp_path: Path, models: Path):
+    config = '[aliases]\n"claude-*" = "a"\n[defaults]\nmodel = "a"\n'
+    async with serve(tmp_path, models=models, scripted=True, config=config) as served:
+        assert (await served.chat("claude-opus-4")).body["model"] == "claude-opus-4"
+        assert (await served.stream("claude-é")).models == {"claude-é"}
+        assert (await served.chat(None)).body["model"] == "a"
+        assert (await served.request("POST", "/api/models/claude-x/load")).code == "model_not_found"
+
+
+async def test_a_workers_own_refusal_passes_through(tmp_path: Path, models: Path):
+    make_scripted_model(models, "no", status=429)
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        assert (await served.chat("no")).status == 429
+        assert (await served.chat("no", stream=True)).status == 429
+
+
+async def test_commands_refuse_bodies_they_do_not_know(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        for path, data in (
+            ("load", b'{"x": 1}'),
+            ("unload", b'{"force": "yes"}'),
+            ("unload", b'{"forced": true}'),
+            ("unload", b"{"),
+            ("pin", b"5"),
+        ):
+            answer = await served.request("POST", f"/api/models/a/{path}", data=data)
+            assert (answer.status, answer.code) == (400, "invalid_request")
+        assert (await served.request("POST", "/api/models/none/load")).status == 404
+
+
+async def test_health_and_pool_answer_while_a_worker_hangs(tmp_path: Path, models: Path):
+    make_scripted_model(models, "hung", hang_at="prefill")
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        stuck = asyncio.create_task(served.chat("hung"))
+        await served.until_state("hung", "ready")
+        assert (await served.request("GET", "/health")).body["status"] == "ok"
+        assert (await served.worker("hung"))["active"] == 1
+        stuck.cancel()
+
+
+async def test_a_model_whose_folder_is_broken_is_listed_as_failed_with_the_reason(
+    tmp_path: Path, models: Path
+):
+    (models / "broken").mkdir()
+    (models / "broken" / "config.json").write_text('{"model_type": "llama"}')
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        listed = {m["id"]: m for m in (await served.request("GET", "/v1/models")).body["data"]}
+        assert (listed["broken"]["state"], listed["a"]["state"]) == ("failed", "absent")
+        assert "safetensors" in listed["broken"]["reason"]
+        answer = await served.chat("broken")
+        assert (answer.status, answer.code) == (503, "load_failed")
+        assert "safetensors" in answer.body["error"]["message"]
+        assert (await served.chat("a")).status == 200
+
+
+async def test_the_pool_view_has_every_contracted_field(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        await served.chat("a")
+        pool = await served.pool()
+        assert {"budget_bytes", "reserved_bytes", "workers", "queue", "leases", "counters"} <= set(pool)
+        assert {
+            "model", "state", "pid", "since", "planned_bytes", "footprint_bytes", "active", "queued",
+            "restarts", "pinned", "last_used", "reason",
+        } <= set(pool["workers"][0])  # fmt: skip
+        assert set(pool["leases"]) == {"shared", "exclusive", "waiting"}
+        assert pool["counters"] == {"loads": 1, "evictions": 0, "crashes": 0}
+        assert pool["reserved_bytes"] == pool["workers"][0]["planned_bytes"] > 0
+
+
+# A stream that waits is opened after 10 s; nobody needs to wait that long to see it.
+QUICK = ["--open-after", "0.3", "--keep-alive", "0.2"]
+
+
+async def test_a_stream_that_waits_is_opened_kept_alive_and_gone_on_with_under_one_id(
+    tmp_path: Path, models: Path
+):
+    make_scripted_model(models, "slow", load_s=1.2)
+    async with serve(tmp_path, models=models, scripted=True, flags=QUICK) as served:
+        body = await served.stream_bytes("slow", "q")
+        stream = sse.read_chat(body)
+        assert stream.text == expected_text("slow", "q")
+        assert (len(stream.ids), len(stream.created), stream.models) == (1, 1, {"slow"})
+        assert stream.roles == ["assistant"]
+        kept_alive = [
+            e for e in sse.read(body) if '"delta":{}' in e.data and '"finish_reason":null' in e.data
+        ]
+        assert len(kept_alive) >= 2
+
+
+async def test_a_load_that_fails_after_the_stream_was_opened_is_its_last_event(tmp_path: Path, models: Path):
+    make_scripted_model(models, "bad", load_s=0.8, fail_load="no such tensor")
+    make_scripted_model(models, "refuses", load_s=0.8, status=400)
+    async with serve(tmp_path, models=models, scripted=True, flags=QUICK) as served:
+        failed, refused = await asyncio.gather(served.stream("bad"), served.stream("refuses"))
+        assert failed.error is not None
+        assert failed.error["code"] == "load_failed"
+        assert "no such tensor" in failed.error["message"]
+        assert refused.error is not None
+        assert failed.roles == refused.roles == ["assistant"]
