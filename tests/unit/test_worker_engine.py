@@ -205,6 +205,21 @@ async def test_a_failing_step_ends_its_rows_and_the_engine_goes_on(start: Start)
     assert again.events == expected.events
 
 
+async def test_a_row_that_had_its_last_token_is_spared_by_a_step_that_fails_after_it(start: Start) -> None:
+    running = await start()
+    longer, _ = running.submit(plan(range(30), max_tokens=2000, temperature=1.0))
+    await until(lambda: len(longer.events) > 2)
+    short, _ = running.submit(plan(range(20), max_tokens=12))
+    await until(lambda: len(short.events) > 2)
+    # With both, a step is two rows wide; the first one without the short row fails.
+    running.model.fail_when = lambda shape: shape == (1, 1)
+    await short.ended.wait()
+    assert short.events[-2:] == [Usage(20, 12), Finish("length")]
+    await longer.ended.wait()
+    assert isinstance(longer.events[-1], Failure)
+    assert running.engine.pending == 0
+
+
 async def test_a_row_whose_text_fails_ends_alone(start: Start) -> None:
     running = await start()
     other, _ = running.submit(plan(range(30), max_tokens=50))
