@@ -119,11 +119,15 @@ def _failed(status: StatusPipe, reason: str) -> int:
 def _serve(launch: Launch, status: StatusPipe) -> int:
     import uvloop
 
-    code = uvloop.run(_run(launch, status))
-    # Not through the interpreter's shutdown: the engine's thread may be inside a long eval.
-    sys.stderr.flush()
-    sys.stdout.flush()
-    os._exit(code)
+    async def run_and_exit() -> NoReturn:
+        code = await _run(launch, status)
+        sys.stderr.flush()
+        sys.stdout.flush()
+        # From inside the loop: the engine's thread may be in a long eval, or about to call a closed loop.
+        os._exit(code)
+
+    uvloop.run(run_and_exit())
+    raise AssertionError("the worker's loop ended without an exit")
 
 
 async def _run(launch: Launch, status: StatusPipe) -> int:

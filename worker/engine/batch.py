@@ -73,27 +73,31 @@ class DecodeBatch:
         """Drop every row and all state, also after a step that failed half-way."""
         self.rows, self._caches, self._pending = [], [], None
 
+    def take_last(self) -> list[tuple[Row, int]]:
+        """Wait for the last tokens of rows that are at their length limit, and drop those rows.
+
+        Before `step`, so that nobody pays for a forward pass after its last token.
+        """
+        if not any(self._is_last(row) for row in self.rows):
+            return []
+        last = [(row, token) for row, token in self._read(self._pending) if self._is_last(row)]
+        self.leave([row for row, _ in last])
+        return last
+
     def step(self) -> list[tuple[Row, int]]:
         """Advance every row by one token; returns the tokens that became known, with their rows.
 
-        Rows that have just joined have none yet. Rows at their length limit are dropped here, all others
-        stay until `leave`.
+        Rows that have just joined have none yet. All rows stay until `leave`.
         """
-        known: list[tuple[Row, int]] = []
-        if any(self._is_last(row) for row in self.rows):
-            known = [(row, token) for row, token in self._read(self._pending) if self._is_last(row)]
-            self.leave([row for row, _ in known])
-        if self.rows:
-            fed = self._pending
-            assert fed is not None
-            logits = self._model(fed[:, None], cache=self._caches)[:, -1, :]
-            self._pending = sample(logits, self.rows)
-            mx.async_eval(self._pending)  # type: ignore[no-untyped-call]
-            if any(row.primed for row in self.rows):
-                known += self._read(fed)
-            for row in self.rows:
-                row.primed = True
-                row.sampled += 1
+        fed = self._pending
+        assert fed is not None
+        logits = self._model(fed[:, None], cache=self._caches)[:, -1, :]
+        self._pending = sample(logits, self.rows)
+        mx.async_eval(self._pending)  # type: ignore[no-untyped-call]
+        known = self._read(fed) if any(row.primed for row in self.rows) else []
+        for row in self.rows:
+            row.primed = True
+            row.sampled += 1
         return known
 
     def _is_last(self, row: Row) -> bool:

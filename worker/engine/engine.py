@@ -178,7 +178,7 @@ class Engine:
                 self._end(row, [])
                 if group is not batch.rows:
                     group.remove(row)
-        batch.leave([row for row in batch.rows if row.cancelled])
+        self._leave(batch, [row for row in batch.rows if row.cancelled])
 
     def _admit(self, batch: DecodeBatch, loaded: Loaded, rows_limit: int) -> None:
         """Waiting rows, first come first served, while there is a place and room in the KV pool."""
@@ -209,16 +209,22 @@ class Engine:
         try:
             if end > row.prefilled:
                 self._run_chunk(row, end, loaded.model)
-            if row.prefilled == row.prefill_end:
-                self._prefilling.remove(row)
-                batch.join(row)
         except Exception as err:
             traceback.print_exc()
-            if row in self._prefilling:
-                self._prefilling.remove(row)
-                self._fail(row, err)
-            else:
-                self._fail_batch(batch, err, also=row)
+            self._prefilling.remove(row)
+            self._fail(row, err)
+            return
+        if row.prefilled == row.prefill_end:
+            self._prefilling.remove(row)
+            self._join(batch, row)
+
+    def _join(self, batch: DecodeBatch, row: Row) -> None:
+        rows = [*batch.rows, row]
+        try:
+            batch.join(row)
+        except Exception as err:
+            traceback.print_exc()
+            self._fail_batch(batch, rows, err)
 
     def _run_chunk(self, row: Row, end: int, model: Any) -> None:
         chunk = row.plan.ids[row.prefilled : end]
@@ -233,13 +239,21 @@ class Engine:
 
     def _decode(self, batch: DecodeBatch) -> None:
         began_s = time.perf_counter()
+        self._hand_out(batch, batch.take_last)
+        if batch.rows:
+            self._hand_out(batch, batch.step)
+        self.counters.progress += 1
+        self.counters.decode_s += time.perf_counter() - began_s
+
+    def _hand_out(self, batch: DecodeBatch, advance: Callable[[], list[tuple[Row, int]]]) -> None:
+        """Advance the batch and turn the tokens that became known into events."""
+        rows = list(batch.rows)
         try:
-            known = batch.step()
+            known = advance()
         except Exception as err:
             traceback.print_exc()
-            self._fail_batch(batch, err)
+            self._fail_batch(batch, rows, err)
             return
-        self.counters.progress += 1
         ended = []
         for row, token in known:
             try:
@@ -249,8 +263,16 @@ class Engine:
                 traceback.print_exc()
                 self._fail(row, err)
                 ended.append(row)
-        batch.leave(ended)
-        self.counters.decode_s += time.perf_counter() - began_s
+        self._leave(batch, ended)
+
+    def _leave(self, batch: DecodeBatch, leaving: Sequence[Row]) -> None:
+        """Rows that are over leave the batch. What a step left pending may fail here, for those that stay."""
+        staying = [row for row in batch.rows if row not in leaving]
+        try:
+            batch.leave(leaving)
+        except Exception as err:
+            traceback.print_exc()
+            self._fail_batch(batch, staying, err)
 
     def _emit(self, row: Row, token: int) -> bool:
         """Turn a token into events; True when the row ends with it. An eos wins over the length limit."""
@@ -284,9 +306,8 @@ class Engine:
         failure = error("internal_error", f"the engine failed on this request: {type(err).__name__}: {err}")
         self._end(row, [Failure(failure)])
 
-    def _fail_batch(self, batch: DecodeBatch, err: Exception, also: Row | None = None) -> None:
-        """A step failed: its rows can't be told apart any more, the caches may be half-written."""
-        rows = [*batch.rows, *([also] if also is not None and also not in batch.rows else [])]
+    def _fail_batch(self, batch: DecodeBatch, rows: Sequence[Row], err: Exception) -> None:
+        """A step failed: these rows were in it, and the caches may be half-written."""
         batch.clear()
         for row in rows:
             self._fail(row, err)
