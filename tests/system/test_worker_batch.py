@@ -12,9 +12,10 @@ from typing import Any
 
 import psutil
 import pytest
-import tiny_models
-from tiny_fixture import TinyModels
-from worker_process import WorkerProcess, chat_body
+
+from tests.tools import tiny_models
+from tests.tools.tiny_fixture import TinyModels
+from tests.tools.worker_process import WorkerProcess, chat_body
 
 # A mark is acted on between steps and chunks; a chunk is at most 0.4 s.
 FREED_WITHIN_S = 1.0

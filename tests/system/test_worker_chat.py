@@ -8,10 +8,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tiny_fixture import TinyModels
-from worker_process import WorkerProcess, chat_body, streamed_text
 
 from mlxpool.shared import control
+from tests.tools.tiny_fixture import TinyModels
+from tests.tools.worker_process import WorkerProcess, chat_body, streamed_text
 
 PROMPT = "hello"
 

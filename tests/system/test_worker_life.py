@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_fixture import TinyModels
-from worker_process import WorkerProcess
 
 from mlxpool.shared import control
+from tests.tools.tiny_fixture import TinyModels
+from tests.tools.worker_process import WorkerProcess
 
 GONE_WITHIN_S = 5.0
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starter_fixture import starter_gguf
-from worker_process import WorkerProcess, streamed_text
 
 from mlxpool.shared import backend
 from mlxpool.shared.chat import ChatTokenizer
+from tests.tools.starter_fixture import starter_gguf
+from tests.tools.worker_process import WorkerProcess, streamed_text
 
 pytestmark = pytest.mark.starter
 

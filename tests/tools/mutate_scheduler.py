@@ -218,16 +218,16 @@ def survives(mutation: tuple[str, str, str, str], tests: list[str]) -> bool:
         if text.count(old) < 1:
             raise SystemExit(f"{mutation[0]}: the text to break is gone from {file}: {old!r}")
         target.write_text(text.replace(old, new, 1))
-        shutil.copytree(
-            ROOT / "tests" / "unit", Path(folder) / "unit", ignore=shutil.ignore_patterns("__pycache__")
-        )
+        unit = Path(folder) / "tests" / "unit"
+        shutil.copytree(ROOT / "tests" / "unit", unit, ignore=shutil.ignore_patterns("__pycache__"))
+        (unit.parent / "__init__.py").touch()
         # A failure is enough: the shortest example of it is of no interest here.
-        (Path(folder) / "unit" / "conftest.py").write_text(
+        (unit / "conftest.py").write_text(
             "from hypothesis import Phase, settings\n"
             "settings.register_profile('mutate', phases=[Phase.generate], database=None)\n"
             "settings.load_profile('mutate')\n"
         )
-        env = dict(os.environ, PYTHONPATH=f"{folder}:{folder}/unit")
+        env = dict(os.environ, PYTHONPATH=folder)
         # The tree copied above shadows the installed package: say so if it does not.
         probe = "import mlxpool.parent.pool.scheduler as s; print(s.__file__)"
         seen = subprocess.run(
@@ -236,7 +236,7 @@ def survives(mutation: tuple[str, str, str, str], tests: list[str]) -> bool:
         if folder not in seen:
             raise SystemExit(f"the copy in {folder} is not what gets imported: {seen}")
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--rootdir", folder]
-        command += [str(Path(folder) / "unit" / t) for t in tests]
+        command += [str(unit / t) for t in tests]
         return subprocess.run(command, env=env, cwd=folder, capture_output=True, check=False).returncode == 0
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tiny_models
+
+from tests.tools import tiny_models
 
 TinyModels = Callable[[tiny_models.Kind], Path]
 

@@ -1,13 +1,13 @@
-"""The memory decision on slots made by hand: states the scheduler passes through too quickly to test there."""
+"""The memory decision on slots made by hand: states that the scheduler passes through too quickly."""
 
 from __future__ import annotations
 
 import pytest
-from pool_world import model
 
 from mlxpool.parent.pool.placement import place
 from mlxpool.parent.pool.state import Slot, Ticket
 from mlxpool.shared.control import Phase
+from tests.unit.pool_world import model
 
 
 def resident(name: str, phase: Phase, reserved: int = 10) -> Slot:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from pool_world import World, model
 
 from mlxpool.shared.errors import ApiError
+from tests.unit.pool_world import World, model
 
 
 def test_a_cold_request_loads_its_model_and_is_granted():
@@ -478,7 +478,7 @@ def test_no_progress_with_work_pending_is_a_crash():
         pool.on_heartbeat(worker, progress=int(world.clock), pending=1)
     for _ in range(59):
         world.clock += 1
-        pool.on_heartbeat(worker, progress=int(1150), pending=1)
+        pool.on_heartbeat(worker, progress=1150, pending=1)
         pool.on_tick()
     assert ticket.state == "granted"
     world.clock += 1

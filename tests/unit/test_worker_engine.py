@@ -12,10 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-import tiny_models
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
-from tiny_fixture import TinyModels
 
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.chunks import ChunkWidth
@@ -26,6 +24,8 @@ from mlxpool.worker.request.plan import Plan, Sampling
 from mlxpool.worker.text.answer import AnswerText
 from mlxpool.worker.text.detokeniser import ByteDetokeniser
 from mlxpool.worker.text.events import Event, Failure, Finish, Text, Usage
+from tests.tools import tiny_models
+from tests.tools.tiny_fixture import TinyModels
 
 
 class Faulty:
