@@ -91,6 +91,10 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Key(v.TIMEOUT, "Work pending and no step done: over twice the slowest single step measured, 23 s."),
     ] = 60.0
+    spare_worker: Annotated[
+        bool,
+        Key(v.FLAG, "One worker that has imported everything waits: a switch then costs the weights alone."),
+    ] = True
     drain_timeout: Annotated[
         float,
         Key(v.WAIT, "What a long answer needs to finish when the server is told to stop."),
@@ -154,7 +158,6 @@ _LATER_SECTIONS = {"cache", "history", "colibri"}
 _COLIBRI_KEYS = {"slots", "io", "prefetch", "overlap", "mtp", "reserve"}
 _LATER_KEYS = {
     "server": {"trace"},
-    "pool": {"spare_worker"},
     "defaults": {"thinking"},
     "models": {"kv_bits", "kv_budget", "draft", "adapters", "experts", "thinking"} | _COLIBRI_KEYS,
 }

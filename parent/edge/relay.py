@@ -10,6 +10,8 @@ event follows. A pool that gives a request up (`Grant.revoked`) interrupts it wh
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from urllib.parse import quote
 
@@ -107,7 +109,9 @@ class Relay:
         model = self._library.resolve(head.model)
         grant = self._pool.request(model, head.keep_alive_s)
         try:
-            return await _Exchange(request, body, head, grant, head.model or model.name).run()
+            exchange = _Exchange(request, body, head, grant, head.model or model.name)
+            exchange.on_first_token = partial(self._pool.first_token, grant)
+            return await exchange.run()
         finally:
             self._pool.done(grant)
 
@@ -123,6 +127,7 @@ class _Exchange:
         self._asked = asked
         self._out: web.StreamResponse | None = None
         self._preamble: Preamble | None = None
+        self.on_first_token: Callable[[], None] | None = None
 
     async def run(self) -> web.StreamResponse:
         """The finished response. Raises ApiError while nothing has been sent yet."""
@@ -192,8 +197,12 @@ class _Exchange:
         assert self._out is not None
         rest = b""
         ended = False
+        pieces = 0
         try:
             while chunk := await answer.piece():
+                pieces += 1
+                if pieces == 2 and self.on_first_token is not None:
+                    self.on_first_token()  # the first piece is the stream's opening
                 data = rest + chunk if rest else chunk
                 if data.endswith(b"\n\n"):
                     rest = b""

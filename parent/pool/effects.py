@@ -36,6 +36,8 @@ DRAIN_MARGIN_S = 5.0
 # Lines of a failed worker's log that go into the error a client reads.
 REASON_TAIL_LINES = 5
 RECENT_EVENTS = 200
+# Where a worker writes before it has a model; no model's name begins with a dot.
+SPARE_LOG = ".spare"
 
 
 class PoolEvent(msgspec.Struct, frozen=True):
@@ -116,11 +118,11 @@ class PoolEffects:
 
     def start(self, worker: int, spec: ModelSpec, go: bool) -> None:
         """Spawn a worker; see Effects."""
-        log = self._logs.setdefault(spec.name, RotatingLog(log_path(self._log_folder, spec.name)))
+        log = self._log_of(spec.name)
         socket = self._run_folder / f"{worker}.sock"
         process = WorkerProcess(worker, spec.name, socket, log, self)
         self.workers[worker] = Worker(process, spec, Upstream(str(socket)), log)
-        log.write(f"--- worker {worker} of {spec.name} starts\n".encode())
+        log.write(f"--- worker {worker} of {spec.name or 'no model yet'} starts\n".encode())
         try:
             process.spawn(self._argv, self._env)
         except OSError as err:
@@ -129,6 +131,18 @@ class PoolEffects:
             return
         if go:
             self.go(worker, spec)
+
+    def start_spare(self, worker: int) -> None:
+        """Spawn a worker that has no model yet."""
+        self.start(worker, self.scheduler.spare.spec, False)
+
+    def adopt(self, worker: int, spec: ModelSpec) -> None:
+        """The spare is this model's from now on; so is what it writes."""
+        known = self.workers[worker]
+        known.spec = spec
+        known.log = self._log_of(spec.name)
+        known.log.write(f"--- worker {worker} of {spec.name} was the spare\n".encode())
+        known.process.adopt(spec.name, known.log)
 
     def go(self, worker: int, spec: ModelSpec) -> None:
         """Send the Launch."""
@@ -172,8 +186,15 @@ class PoolEffects:
 
     def log(self, event: str, model: str, detail: str = "") -> None:
         """Keep it for the page, and write it to the parent's log."""
+        if not model:
+            logger.debug("%s spare: %s", event, detail)
+            return
         self.recent.append(PoolEvent(time.time(), event, model, detail))
         logger.info("%s %s%s", event, model, f": {detail}" if detail else "")
+
+    def _log_of(self, model: str) -> RotatingLog:
+        path = log_path(self._log_folder, model or SPARE_LOG)
+        return self._logs.setdefault(model, RotatingLog(path))
 
     def _grant(self, ticket: Ticket) -> Grant:
         found = self.grants.get(ticket.number)
@@ -212,8 +233,8 @@ class PoolEffects:
         if known is None:
             return
         known.log.write(f"--- worker {worker} ended: {reason}\n".encode())
-        slot = self.scheduler.slots.get(known.spec.name)
-        loading = slot is not None and slot.worker == worker and slot.phase in ("starting", "loading")
+        slot = self.scheduler.slots.get(known.spec.name, self.scheduler.spare)
+        loading = slot.worker == worker and slot.phase in ("starting", "loading")
         for task in known.tasks:
             task.cancel()
         known.upstream.close()

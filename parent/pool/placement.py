@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .state import Slot
+from .state import SPARE, Slot
 
 
 @dataclass
@@ -22,22 +22,29 @@ class Placement:
     """What `place` decided.
 
     start: models to start now with their whole plan reserved. wait: models that may start a process and
-    import (their overhead fits) but touch no weights yet. go: starting models whose room is there now.
-    drain: idle victims, and imports that must yield. closing: busy victim → first ticket number that waits
-    behind the eviction. blocked: model → those it needs gone before it can load.
+    import (their overhead fits) but touch no weights yet. adopt: the one of these two that takes the spare.
+    go: starting models whose room is there now. drain: idle victims, and imports that must yield. closing:
+    busy victim → first ticket number that waits behind the eviction. blocked: model → those it needs gone
+    before it can load.
     """
 
     start: list[str] = field(default_factory=list)
     wait: list[str] = field(default_factory=list)
+    adopt: str | None = None
     go: list[str] = field(default_factory=list)
     drain: list[str] = field(default_factory=list)
     closing: dict[str, int] = field(default_factory=dict)
     blocked: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def place(slots: Iterable[Slot], budget: int, next_ticket: int) -> Placement:
-    """The next moves for these slots within `budget` bytes. `next_ticket`: the number after the newest."""
-    slots = list(slots)
+def place(slots: Iterable[Slot], budget: int, next_ticket: int, spare: Slot | None = None) -> Placement:
+    """The next moves for these slots within `budget` bytes.
+
+    next_ticket: the number after the newest. spare: a worker without a model, whose bytes become part of
+    the plan of the first model that starts, and which goes before any model does.
+    """
+    slots = [*slots, spare] if spare is not None and spare.alive else list(slots)
+    adoptable = spare.reserved if spare is not None and spare.phase == "starting" else 0
     out = Placement()
     demands = sorted(
         (s for s in slots if s.waiting and s.phase != "ready"), key=lambda s: s.waiting[0].number
@@ -55,15 +62,18 @@ def place(slots: Iterable[Slot], budget: int, next_ticket: int) -> Placement:
         if slot.phase in ("draining", "stopping"):
             promised += plan  # it starts again once it is gone; nobody younger takes its room
             continue
-        need = slot.claim if slot.phase == "starting" else plan
+        adopts = adoptable if slot.phase != "starting" else 0
+        need = slot.claim if slot.phase == "starting" else plan - adopts
         if need <= free and need <= free + releasing - promised:
             (out.go if slot.phase == "starting" else out.start).append(slot.name)
             free -= need
+            if adopts:
+                out.adopt, adoptable, taken = slot.name, 0, taken | {SPARE}
             continue
         shortfall = need - (free + releasing - promised)
         if shortfall > 0:
             barrier = slot.evicts_from if slot.evicts_from is not None else next_ticket
-            victims = _victims(slots, slot, shortfall, barrier, taken)
+            victims = _victims(slots, slot, shortfall, barrier, taken | {SPARE} if adopts else taken)
             taken.update(v.name for v in victims)
             if any(v.phase == "ready" and v.owes(barrier) for v in victims):
                 out.closing.update((v.name, barrier) for v in victims if v.phase == "ready")
@@ -79,7 +89,10 @@ def place(slots: Iterable[Slot], budget: int, next_ticket: int) -> Placement:
                 promised += need
                 continue
         out.blocked[slot.name] = tuple(s.name for s in slots if s.phase in ("draining", "stopping"))
-        if slot.phase != "starting" and 0 < slot.spec.overhead_bytes <= free and not out.closing:
+        if adopts:
+            out.wait.append(slot.name)
+            out.adopt, adoptable, taken = slot.name, 0, taken | {SPARE}
+        elif slot.phase != "starting" and 0 < slot.spec.overhead_bytes <= free and not out.closing:
             # Importing while the victim drains is what makes a swap cost the weights alone. Behind a busy
             # victim it would only hold memory for an unknown time.
             out.wait.append(slot.name)
@@ -130,13 +143,18 @@ def _victims(slots: list[Slot], demand: Slot, shortfall: int, barrier: int, take
     return chosen
 
 
+def is_over_budget(slots: Iterable[Slot], budget: int) -> bool:
+    """Whether what processes hold or were promised, whichever is more, passes the budget."""
+    return sum(max(s.reserved, s.footprint) for s in slots if s.alive) > budget
+
+
 def over_budget_victim(slots: Iterable[Slot], budget: int) -> str | None:
     """The idle model to evict because real footprints pass the budget, or None.
 
     The last resident model is kept: evicting it would only load it again for its next request.
     """
     resident = [s for s in slots if s.alive]
-    if sum(max(s.reserved, s.footprint) for s in resident) <= budget or len(resident) < 2:
+    if len(resident) < 2 or not is_over_budget(resident, budget):
         return None
     idle = [s for s in resident if s.phase == "ready" and not s.pinned and not s.running and not s.waiting]
     return min(idle, key=lambda s: s.last_used).name if idle else None

@@ -75,7 +75,8 @@ class WorkerProcess:
         tether_read, self._tether = os.pipe()
         self._status, status_write = os.pipe()
         os.set_blocking(self._status, False)
-        pipes = ["--tether-fd", str(tether_read), "--status-fd", str(status_write), "--name", self.model]
+        pipes = ["--tether-fd", str(tether_read), "--status-fd", str(status_write)]
+        pipes += ["--name", self.model] if self.model else []
         try:
             self._process = subprocess.Popen(
                 [*argv, *pipes],
@@ -99,6 +100,13 @@ class WorkerProcess:
         self._output.start()
         threading.Thread(target=self._watch, daemon=True, name=f"exit {self.model}").start()
         self._loop.add_reader(self._status, self._read_status)
+
+    def adopt(self, model: str, log: RotatingLog) -> None:
+        """A spare becomes a model's worker."""
+        self.model = model
+        self._log = log
+        if self._output is not None:
+            self._output.log = log
 
     def go(self, launch: Launch) -> None:
         """Tell it which model to load. A process that is gone is reported by its exit, not here."""

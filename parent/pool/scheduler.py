@@ -12,10 +12,6 @@ current one is dropped, which is what makes late exits and late heartbeats harml
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import msgspec
-
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.shared.units import format_duration, format_size
 
@@ -27,65 +23,16 @@ from .admission import (
     load_failed,
     queue_timeout,
 )
-from .placement import over_budget_victim, place
-from .state import ModelSpec, Slot, Ticket
+from .contract import Counters, Effects, Limits
+from .deadlines import expires, idle_deadline, load_deadline, next_deadline, stall_deadline
+from .placement import is_over_budget, over_budget_victim, place
+from .state import SPARE, ModelSpec, Slot, Ticket
 
 # After a failed load: wait this long before the next try, seconds (then the last one each time).
 LOAD_BACKOFF_S = (1.0, 5.0, 30.0)
 # So many crashes of a serving model within the window start a cool-down.
 CRASH_LIMIT, CRASH_WINDOW_S = 3, 60.0
 COOLDOWN_FIRST_S, COOLDOWN_MAX_S = 30.0, 600.0
-
-
-class Effects(Protocol):
-    """What the scheduler can do to the world. None of these may call back into the scheduler."""
-
-    def now(self) -> float:
-        """Monotonic seconds."""
-
-    def start(self, worker: int, spec: ModelSpec, go: bool) -> None:
-        """Start a process; with `go` it loads at once, else it imports and waits for `go`."""
-
-    def go(self, worker: int, spec: ModelSpec) -> None:
-        """Let a started worker touch weights."""
-
-    def drain(self, worker: int) -> None:
-        """Ask the worker to drain; `on_drained` follows, also on time-out."""
-
-    def stop(self, worker: int) -> None:
-        """End the process: SIGTERM, then SIGKILL; `on_exit` follows."""
-
-    def kill(self, worker: int) -> None:
-        """SIGKILL its process group now; `on_exit` follows."""
-
-    def grant(self, ticket: Ticket) -> None:
-        """The ticket's model is ready: its request may be relayed to `ticket.worker`."""
-
-    def reject(self, ticket: Ticket, err: ApiError) -> None:
-        """A queued ticket won't be served."""
-
-    def revoke(self, ticket: Ticket, err: ApiError) -> None:
-        """A granted ticket's request must end with this error."""
-
-    def log(self, event: str, model: str, detail: str = "") -> None:
-        """Something a person may want to know happened."""
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """The settings of [pool] that the scheduler acts on. Bytes and seconds."""
-
-    budget_bytes: int
-    queue_timeout_s: float = 600.0
-    load_timeout_s: float = 600.0
-    stall_timeout_s: float = 60.0
-
-
-class Counters(msgspec.Struct):
-    """Since the parent's start."""
-
-    loads: int = 0
-    evictions: int = 0
-    crashes: int = 0
 
 
 class Scheduler:
@@ -101,6 +48,9 @@ class Scheduler:
         self._next_worker = 1
         self._by_worker: dict[int, Slot] = {}
         self._closing: dict[str, int] = {}
+        # The worker without a model. Like a slot in everything that a process can do, and in no listing.
+        self.spare = Slot(SPARE, ModelSpec(SPARE, limits.spare_bytes, limits.spare_bytes))
+        self._wants_spare = limits.spare_bytes > 0
 
     # ---- requests -----------------------------------------------------------------------------------
 
@@ -147,7 +97,14 @@ class Scheduler:
                     self._cancel_load(slot, "nobody waits for it any more")
         elif slot.running.pop(ticket.number, None) is not None:
             slot.last_used = self._fx.now()
+            self._wants_spare = self.limits.spare_bytes > 0
         self._settle()
+
+    def on_first_token(self, ticket: Ticket) -> None:
+        """The client hears from its model: the machine has time to prepare the next switch."""
+        if ticket.state == "granted" and not self._wants_spare and self.limits.spare_bytes > 0:
+            self._wants_spare = True
+            self._settle()
 
     # ---- commands -----------------------------------------------------------------------------------
 
@@ -208,11 +165,13 @@ class Scheduler:
                 self._cancel_load(slot, "shutting down")
             elif slot.phase == "ready":
                 self._drain(slot, "shutting down")
+        if self.spare.phase == "starting":
+            self._cancel_load(self.spare, "shutting down")
 
     def on_shutdown_now(self) -> None:
         """Second signal: cut everything."""
         self.on_shutdown()
-        for slot in self.slots.values():
+        for slot in self._processes():
             self._revoke_all(slot, error("shutting_down", "the server is shutting down"))
             if slot.alive:
                 slot.phase = "stopping"
@@ -221,7 +180,10 @@ class Scheduler:
     @property
     def empty(self) -> bool:
         """True when no process is left."""
-        return not any(s.alive for s in self.slots.values())
+        return not any(s.alive for s in self._processes())
+
+    def _processes(self) -> list[Slot]:
+        return [*self.slots.values(), self.spare]
 
     # ---- what workers report --------------------------------------------------------------------------
 
@@ -285,10 +247,15 @@ class Scheduler:
 
     def on_footprint(self, worker: int, footprint_bytes: int) -> None:
         """What the worker's memory really is."""
-        if (slot := self._current(worker)) is not None:
+        slot = self._current(worker)
+        if slot is not None and slot is not self.spare and not self.closed:
             slot.footprint = footprint_bytes
-            victim = over_budget_victim(self.slots.values(), self.limits.budget_bytes)
-            if victim is not None and not self.closed:
+            budget = self.limits.budget_bytes
+            if self.spare.phase == "starting" and is_over_budget(self._processes(), budget):
+                self._cancel_load(self.spare, "the models' real memory passes the budget")
+                return
+            victim = over_budget_victim(self.slots.values(), budget)
+            if victim is not None:
                 self._drain(self.slots[victim], "the models' real memory passes the budget", evicted=True)
                 self._settle()
 
@@ -306,15 +273,18 @@ class Scheduler:
         slot = self._by_worker.pop(worker, None)
         if slot is None:
             return
+        # It may have been dead when it was adopted: that says nothing about the model. A fresh one will.
+        was_dead_spare, slot.adopted = slot.adopted and slot.phase == "starting", False
         slot.worker, slot.told_go, slot.imported = 0, False, False
         slot.reserved = slot.footprint = slot.loaded_bytes = slot.total_bytes = 0
         slot.progress, slot.unload_before, slot.keep_alive_s = -1, None, None
-        if slot.phase in ("starting", "loading"):
+        if slot.phase in ("starting", "loading") and not was_dead_spare:
             self._fail(slot, reason)
         elif slot.phase in ("ready", "draining"):
             self._crash(slot, reason)
         slot.phase = "absent" if slot.reason is None else "failed"
         slot.since = self._fx.now()
+        self._wants_spare = self._wants_spare or (slot is self.spare and self.limits.spare_bytes > 0)
         self._fx.log("gone", slot.name, reason)
         self._revive(slot, slot.since)
         self._settle()
@@ -323,53 +293,32 @@ class Scheduler:
 
     def on_tick(self) -> None:
         """Act on every time limit that has passed."""
-        now = self._fx.now()
-        for slot in self.slots.values():
-            for ticket in [t for t in slot.waiting if self._expires(slot, t) <= now]:
+        now, limits = self._fx.now(), self.limits
+
+        def passed(deadline: float | None) -> bool:
+            return deadline is not None and deadline <= now
+
+        for slot in self._processes():
+            for ticket in [t for t in slot.waiting if passed(expires(slot, t, limits))]:
                 self._reject(slot, ticket, queue_timeout(slot, now - ticket.arrived))
-            if not slot.waiting and slot.phase == "starting" and not slot.told_go:
+            if not slot.waiting and slot.phase == "starting" and slot is not self.spare:
                 self._cancel_load(slot, "nobody waits for it any more")
-            if (deadline := self._load_deadline(slot)) is not None and deadline <= now:
-                self._fail(slot, f"no loading progress for {format_duration(self.limits.load_timeout_s)}")
-            elif (deadline := self._stall_deadline(slot)) is not None and deadline <= now:
-                self._crash(slot, f"stalled: no progress for {format_duration(self.limits.stall_timeout_s)}")
+            elif passed(load_deadline(slot, limits)):
+                self._fail(slot, f"no loading progress for {format_duration(limits.load_timeout_s)}")
+            elif passed(stall_deadline(slot, limits)):
+                self._crash(slot, f"stalled: no progress for {format_duration(limits.stall_timeout_s)}")
             self._revive(slot, now)
         self._settle()
 
     def next_deadline(self) -> float | None:
         """When `on_tick` should run next (effects' clock), or None."""
-        times: list[float] = []
-        for slot in self.slots.values():
-            times.extend(self._expires(slot, t) for t in slot.waiting)
-            times.extend(
-                t
-                for t in (self._load_deadline(slot), self._stall_deadline(slot), self._idle_deadline(slot))
-                if t is not None
-            )
-            if slot.revive and not slot.alive and not slot.waiting:
-                times.append(slot.retry_at)
-        return min((t for t in times if t != float("inf")), default=None)
-
-    def _expires(self, slot: Slot, ticket: Ticket) -> float:
-        # While its model loads a ticket is being served: load_timeout watches over that.
-        loading = slot.phase == "loading" or (slot.phase == "starting" and slot.told_go)
-        return float("inf") if loading else ticket.arrived + self.limits.queue_timeout_s
-
-    def _load_deadline(self, slot: Slot) -> float | None:
-        if slot.phase == "loading" or (slot.phase == "starting" and (slot.told_go or not slot.imported)):
-            return slot.last_progress + self.limits.load_timeout_s
-        return None
-
-    def _stall_deadline(self, slot: Slot) -> float | None:
-        if slot.phase in ("ready", "draining") and slot.running:
-            return slot.last_progress + self.limits.stall_timeout_s
-        return None
-
-    def _idle_deadline(self, slot: Slot) -> float | None:
-        if slot.phase != "ready" or slot.pinned or slot.running or slot.waiting or self.closed:
-            return None
-        ttl = slot.idle_ttl_s
-        return None if ttl is None else slot.last_used + ttl
+        if self.closed:
+            slots = [s for s in self._processes() if s.running]
+            return next_deadline(slots, self.limits)
+        times = [next_deadline(self._processes(), self.limits)]
+        if self._wants_spare and not self.spare.alive and self.spare.retry_at > self._fx.now():
+            times.append(self.spare.retry_at)
+        return min((t for t in times if t is not None), default=None)
 
     # ---- coming to rest ---------------------------------------------------------------------------------
 
@@ -379,24 +328,25 @@ class Scheduler:
             return
         while self._place() | self._grant() | self._retire():
             pass
+        self._stock()
 
     def _place(self) -> bool:
-        move = place(self.slots.values(), self.limits.budget_bytes, self._next_ticket)
+        move = place(self.slots.values(), self.limits.budget_bytes, self._next_ticket, self.spare)
         self._closing = move.closing
         for name, victims in move.blocked.items():
             slot = self.slots[name]
             if slot.evicts_from is None and any(v in move.closing for v in victims):
                 slot.evicts_from = self._next_ticket
         for name in move.drain:
-            victim = self.slots[name]
+            victim = self.slots.get(name, self.spare)
             if victim.phase == "starting":
                 self._cancel_load(victim, "an older request needs the memory")
             else:
                 self._drain(victim, "evicted for another model", evicted=True)
         for name in move.start:
-            self._start(self.slots[name], go=True)
+            self._start(self.slots[name], go=True, adopt=name == move.adopt)
         for name in move.wait:
-            self._start(self.slots[name], go=False)
+            self._start(self.slots[name], go=False, adopt=name == move.adopt)
         for name in move.go:
             self._go(self.slots[name])
         return bool(move.drain or move.start or move.wait or move.go)
@@ -443,18 +393,46 @@ class Scheduler:
             if slot.unload_before is not None and not slot.owes(slot.unload_before):
                 self._drain(slot, "unloaded by request")
                 moved = True
-            elif (deadline := self._idle_deadline(slot)) is not None and deadline <= now:
+            elif (deadline := idle_deadline(slot)) is not None and deadline <= now:
                 self._drain(slot, "idle")
                 moved = True
         return moved
 
-    def _start(self, slot: Slot, *, go: bool) -> None:
-        now = self._fx.now()
+    def _stock(self) -> None:
+        """Keep a spare while nobody waits for memory and there is room for one."""
+        spare, now = self.spare, self._fx.now()
+        if not self._wants_spare or spare.alive or spare.retry_at > now:
+            return
+        if any(s.waiting or s.phase in ("starting", "loading") for s in self.slots.values()):
+            return
+        used = sum(max(s.reserved, s.footprint) for s in self.slots.values())
+        if used + self.limits.spare_bytes > self.limits.budget_bytes:
+            return
+        self._wants_spare = False
+        self._new_worker(spare, now)
+        spare.reserved = self.limits.spare_bytes
+        self._fx.start_spare(spare.worker)
+
+    def _new_worker(self, slot: Slot, now: float) -> None:
         slot.worker = self._next_worker
         self._next_worker += 1
         self._by_worker[slot.worker] = slot
         slot.phase, slot.since, slot.last_progress, slot.reason = "starting", now, now, None
-        slot.told_go = False
+        slot.told_go = slot.imported = slot.adopted = False
+
+    def _start(self, slot: Slot, *, go: bool, adopt: bool) -> None:
+        now = self._fx.now()
+        if adopt:
+            slot.worker, slot.imported = self.spare.worker, self.spare.imported
+            self._by_worker[slot.worker] = slot
+            slot.phase, slot.since, slot.last_progress, slot.reason = "starting", now, now, None
+            slot.told_go, slot.adopted, slot.reserved = False, True, self.spare.reserved
+            self.spare.phase, self.spare.worker, self.spare.reserved = "absent", 0, 0
+            self._fx.adopt(slot.worker, slot.spec)
+            if go:
+                self._go(slot)
+            return
+        self._new_worker(slot, now)
         slot.reserved = slot.spec.planned_bytes if go else slot.spec.overhead_bytes
         self._fx.start(slot.worker, slot.spec, go)
         if go:

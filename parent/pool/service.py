@@ -18,10 +18,12 @@ from mlxpool.shared.backend import Backend
 from mlxpool.shared.config import Settings
 from mlxpool.shared.control import Launch, Phase
 from mlxpool.shared.errors import ApiError
+from mlxpool.shared.memory import OVERHEAD_BYTES
 
+from .contract import Limits
 from .effects import Grant, PoolEffects, PoolEvent
 from .footprint import footprint_bytes
-from .scheduler import Limits, Scheduler
+from .scheduler import Scheduler
 from .specs import make_launch, make_spec
 from .state import ModelSpec, Slot
 
@@ -106,6 +108,7 @@ class PoolService:
         self.budget_bytes = library.budget_bytes()
         limits = Limits(
             budget_bytes=self.budget_bytes,
+            spare_bytes=OVERHEAD_BYTES[backend] if settings.pool.spare_worker else 0,
             queue_timeout_s=settings.pool.queue_timeout,
             load_timeout_s=settings.pool.load_timeout,
             stall_timeout_s=settings.pool.stall_timeout,
@@ -130,6 +133,10 @@ class PoolService:
         grant.granted.cancel()
         self.scheduler.on_done(grant.ticket)
         self._after()
+
+    def first_token(self, grant: Grant) -> None:
+        """The client has its first bytes of the answer."""
+        self.scheduler.on_first_token(grant.ticket)
 
     def spec(self, model: LibraryModel) -> ModelSpec:
         """What the model would take now, from its files; remembered for a moment."""
@@ -213,6 +220,7 @@ class PoolService:
     def start(self) -> None:
         """Pin what the settings pin, load those and the start-up model, begin to watch memory."""
         self._footprints = self._loop.create_task(self._watch_footprints())
+        self.scheduler.on_tick()
         for model in self.library.models():
             if model.settings.pin:
                 self.pin(model, True)

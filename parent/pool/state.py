@@ -15,6 +15,9 @@ from mlxpool.shared.control import Phase
 # States whose worker holds weights (or is on its way to): their plans count against the budget in full.
 HOLDS_WEIGHTS: frozenset[Phase] = frozenset({"loading", "ready", "draining", "stopping"})
 
+# The slot of the worker that has no model yet has a name that no model can have.
+SPARE = ""
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -63,6 +66,7 @@ class Slot:
     worker: int = 0  # number of the current worker, 0 when there is none
     told_go: bool = False  # the worker may touch weights
     imported: bool = False
+    adopted: bool = False  # the worker was the spare
     reserved: int = 0
     footprint: int = 0
     since: float = 0.0

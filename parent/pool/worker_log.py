@@ -49,14 +49,14 @@ class OutputReader(threading.Thread):
     def __init__(self, stream: BinaryIO, log: RotatingLog) -> None:
         super().__init__(daemon=True, name=f"log {log.path.stem}")
         self._stream = stream
-        self._log = log
+        self.log = log  # may be another one from the next line on: a spare's, then its model's
         self._lines: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
 
     def run(self) -> None:
         """Until the pipe closes."""
         with self._stream:
             for line in self._stream:
-                self._log.write(line)
+                self.log.write(line)
                 self._lines.append(line.decode("utf-8", "replace").rstrip()[:TAIL_LINE_CHARS])
 
     def tail(self) -> list[str]:

@@ -484,3 +484,33 @@ async def test_three_crashes_in_a_minute_cool_down(tmp_path: Path):
         refused = await served.request("POST", "/v1/chat/completions", chat_body("a"))
         assert "crashed 3 times" in refused.body["error"]["message"]
         assert 25 <= int(refused.headers["retry-after"]) <= 30
+
+
+SPARE = {"pool.spare_worker": "true"}
+
+
+async def test_a_switch_takes_the_spare_and_another_one_is_started_afterwards(tmp_path: Path):
+    for name in ("a", "b"):
+        make_scripted_model(tmp_path / "m", name, tokens=20, tokens_per_s=40.0)
+    async with serve(tmp_path, models=tmp_path / "m", scripted=True, settings=SPARE) as served:
+        await until(lambda: len(served.worker_pids()) == 1)
+        [spare] = served.worker_pids()
+        assert (await served.pool())["workers"] == []
+        stream = asyncio.create_task(served.stream("a", "q"))
+        await served.until_state("a", "ready")
+        assert (await served.worker("a"))["pid"] == spare
+        assert (await stream).text == expected_text("a", "q", tokens=20)
+        await until(lambda: len(served.worker_pids()) == 2)
+        [next_spare] = [pid for pid in served.worker_pids() if pid != spare]
+        os.kill(next_spare, signal.SIGKILL)  # nobody notices
+        assert (await served.chat("b", "q")).text == expected_text("b", "q", tokens=20)
+        assert (await served.pool())["counters"]["crashes"] == 0
+
+
+async def test_kill_9_of_the_parent_takes_its_spare_with_it(tmp_path: Path):
+    (tmp_path / "m").mkdir()
+    async with serve(tmp_path, models=tmp_path / "m", scripted=True, settings=SPARE) as served:
+        await until(lambda: len(served.worker_pids()) == 1)
+        pids = served.worker_pids()
+        served.process.kill()
+        await gone(pids)

@@ -197,6 +197,42 @@ MUTATIONS: list[tuple[str, str, str, str]] = [
         "if False:",
     ),
     (
+        "the spare's bytes are reserved",
+        SCHEDULER,
+        "spare.reserved = self.limits.spare_bytes",
+        "spare.reserved = 0",
+    ),
+    (
+        "the spare is kept only where there is room",
+        SCHEDULER,
+        "if used + self.limits.spare_bytes > self.limits.budget_bytes:",
+        "if False:",
+    ),
+    (
+        "no spare is started while a model loads",
+        SCHEDULER,
+        'if any(s.waiting or s.phase in ("starting", "loading") for s in self.slots.values()):',
+        "if False:",
+    ),
+    (
+        "one model takes the spare",
+        PLACEMENT,
+        "out.adopt, adoptable, taken = slot.name, 0",
+        "out.adopt, _, taken = slot.name, 0",
+    ),
+    (
+        "the spare goes before any model",
+        SCHEDULER,
+        'if self.spare.phase == "starting" and is_over_budget(self._processes(), budget):',
+        "if False:",
+    ),
+    (
+        "a dead spare says nothing about the model",
+        SCHEDULER,
+        "and not was_dead_spare",
+        "",
+    ),
+    (
         "shutdown refuses new requests",
         SCHEDULER,
         "        if self.closed:\n            raise",

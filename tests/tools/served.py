@@ -175,6 +175,8 @@ async def serve(
     if config is not None:
         (home / "config.toml").write_text(config)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLXPOOL_")} | (env or {})
+    # Tests count processes; those that want a spare say so.
+    environment.setdefault("MLXPOOL_POOL_SPARE_WORKER", "false")
     for key, value in (settings or {}).items():
         environment[f"MLXPOOL_{key.replace('.', '_').upper()}"] = value
     argv = (

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mlxpool.parent.pool.scheduler import Limits, Scheduler
+from mlxpool.parent.pool.contract import Limits
+from mlxpool.parent.pool.scheduler import Scheduler
 from mlxpool.parent.pool.state import ModelSpec, Ticket
 from mlxpool.shared.errors import ApiError
 
@@ -43,6 +44,17 @@ class World:
         assert not [w for w in self.workers.values() if w.spec.name == spec.name and w.state != "gone"]
         holds = spec.planned_bytes if go else spec.overhead_bytes
         self.workers[worker] = FakeWorker(worker, spec, holds, "loading" if go else "importing")
+
+    def start_spare(self, worker: int) -> None:
+        assert self.scheduler is not None
+        spec = self.scheduler.spare.spec
+        assert not [w for w in self.workers.values() if w.spec.name == spec.name and w.state != "gone"]
+        self.workers[worker] = FakeWorker(worker, spec, spec.overhead_bytes)
+
+    def adopt(self, worker: int, spec: ModelSpec) -> None:
+        assert self.workers[worker].state == "importing"
+        assert self.workers[worker].spec.name == ""
+        self.workers[worker].spec = spec
 
     def go(self, worker: int, spec: ModelSpec) -> None:
         assert self.workers[worker].state == "importing"
@@ -89,7 +101,8 @@ class World:
 
     def resident(self) -> list[str]:
         """Names of models that hold weights."""
-        return sorted(w.spec.name for w in self.workers.values() if w.state not in ("gone", "importing"))
+        held = [w for w in self.workers.values() if w.state not in ("gone", "importing")]
+        return sorted(w.spec.name for w in held if w.spec.name)
 
     def pool(self, budget: int, **limits: float) -> Scheduler:
         """The scheduler that acts on this world."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mlxpool.parent.pool.scheduler import Scheduler
 from mlxpool.shared.errors import ApiError
 from tests.unit.pool_world import World, model
 
@@ -705,3 +706,122 @@ def test_a_second_signal_ends_everything_now():
     pool.on_shutdown_now()
     assert [t for t, _ in world.revoked] == [ticket]
     assert [w.state for w in world.workers.values()] == ["stopping"]
+
+
+def stocked(budget: int = 30) -> tuple[World, Scheduler]:
+    """A pool with an imported spare of 2 bytes."""
+    world = World()
+    pool = world.pool(budget, spare_bytes=2)
+    pool.on_tick()
+    spare = world.alive("")
+    assert spare is not None
+    pool.on_imported(spare.number)
+    return world, pool
+
+
+def test_the_spare_becomes_the_worker_of_the_next_model_and_is_no_model_itself():
+    world, pool = stocked()
+    spare = world.alive("")
+    assert (pool.slots, world.held_bytes) == ({}, 2)
+    pool.on_request(model("a"))
+    adopted = world.alive("a")
+    assert adopted is spare
+    assert (adopted.state, adopted.holds, world.held_bytes) == ("loading", 10, 10)
+    assert world.alive("") is None
+
+
+def test_the_next_spare_is_started_after_the_first_token_and_not_before():
+    world, pool = stocked()
+    ticket = pool.on_request(model("a"))
+    world.step("a")
+    assert ticket.state == "granted"
+    assert world.alive("") is None
+    pool.on_first_token(ticket)
+    assert world.alive("") is not None
+
+
+def test_the_spare_waits_for_the_victim_of_the_model_that_takes_it():
+    world, pool = stocked(14)
+    world.load(model("a"))
+    pool.on_done(pool.on_request(model("a")))
+    spare = world.alive("")
+    assert spare is not None
+    pool.on_request(model("b"))
+    assert world.alive("b") is spare
+    assert (spare.state, world.held_bytes) == ("importing", 12)
+    world.step("a")
+    world.step("a")
+    assert (spare.state, world.held_bytes) == ("loading", 10)
+
+
+def test_the_spare_is_the_first_to_go_when_there_is_no_room():
+    world, pool = stocked(20)
+    world.load(model("a"))
+    pool.on_done(pool.on_request(model("a")))
+    assert world.alive("") is not None
+    ticket = pool.on_request(model("b", 8))
+    world.step("b")
+    pool.on_done(ticket)
+    spare = world.alive("")
+    assert spare is not None
+    assert world.held_bytes == 20
+    pool.on_footprint(world.alive("a").number, 11)  # one byte more than was planned
+    assert spare.state == "stopping"
+    world.run()
+    assert world.resident() == ["a", "b"]
+    assert world.alive("") is None
+    assert pool.counters.evictions == 0
+
+
+def test_without_room_there_is_no_spare():
+    world = World()
+    pool = world.pool(11, spare_bytes=2)
+    ticket = pool.on_request(model("a"))
+    world.step("a")
+    pool.on_first_token(ticket)
+    assert world.alive("") is None
+    pool.on_done(ticket)
+    pool.on_unload("a")
+    world.run()
+    pool.on_tick()
+    assert world.alive("") is not None
+
+
+def test_two_models_at_once_do_not_share_the_spare():
+    world, pool = stocked()
+    pool.on_request(model("a"))
+    pool.on_request(model("b"))
+    assert world.alive("a") is not world.alive("b")
+    assert world.held_bytes == 20
+
+
+def test_a_spare_that_dies_hurts_nobody_and_is_tried_again_later():
+    world, pool = stocked()
+    world.exit("")
+    assert world.alive("") is None
+    assert world.rejected == []
+    assert pool.counters.crashes == 0
+    deadline = pool.next_deadline()
+    assert deadline == world.clock + 1
+    world.clock = deadline
+    pool.on_tick()
+    assert world.alive("") is not None
+
+
+def test_a_spare_that_was_dead_when_it_was_taken_is_replaced_by_a_fresh_worker():
+    world, pool = stocked()
+    pool.on_request(model("a"))
+    spare = world.alive("a")
+    world.exit("a", "exit code 9")
+    assert world.rejected == []
+    assert world.alive("a") not in (None, spare)
+    world.exit("a", "exit code 10")  # this one says something about the model
+    assert "exit code 10" in world.rejected[0][1].message
+
+
+def test_shutdown_ends_the_spare_too():
+    world, pool = stocked()
+    pool.on_shutdown()
+    assert not pool.empty
+    world.run()
+    assert pool.empty

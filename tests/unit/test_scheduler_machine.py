@@ -27,10 +27,14 @@ NAMES = st.sampled_from(sorted(SPECS))
 class PoolMachine(RuleBasedStateMachine):
     """Clients, processes, an operator and a clock, all acting at random on one pool."""
 
+    spare_bytes = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
-        self.pool = self.world.pool(BUDGET, queue_timeout_s=500, load_timeout_s=200, stall_timeout_s=60)
+        self.pool = self.world.pool(
+            BUDGET, spare_bytes=self.spare_bytes, queue_timeout_s=500, load_timeout_s=200, stall_timeout_s=60
+        )
         self.tickets: list[Ticket] = []
         self.pinned: set[str] = set()
         self.failed_until: dict[str, float] = {}
@@ -78,6 +82,24 @@ class PoolMachine(RuleBasedStateMachine):
         worker = self.world.alive(name)
         if worker is not None and worker.state in ("importing", "loading"):
             self.pool.on_imported(worker.number)
+
+    @rule()
+    def spare_dies(self) -> None:
+        if self.world.alive("") is not None:
+            self.world.exit("")
+
+    @precondition(lambda self: any(t.state == "granted" for t in self.tickets))
+    @rule(data=st.data())
+    def first_token(self, data: st.DataObject) -> None:
+        self.pool.on_first_token(
+            data.draw(st.sampled_from([t for t in self.tickets if t.state == "granted"]))
+        )
+
+    @rule(name=st.sampled_from([*sorted(SPECS), ""]))
+    def process_is_gone(self, name: str) -> None:
+        worker = self.world.alive(name)
+        if worker is not None and worker.state == "stopping":
+            self.world.step(name)
 
     @rule(name=NAMES)
     def load_fails(self, name: str) -> None:
@@ -144,7 +166,8 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_never_promised_twice(self) -> None:
         assert self.world.held_bytes <= BUDGET
-        assert sum(s.reserved for s in self.pool.slots.values()) == self.world.held_bytes
+        reserved = sum(s.reserved for s in self.pool.slots.values()) + self.pool.spare.reserved
+        assert reserved == self.world.held_bytes
 
     @invariant()
     def only_idle_unpinned_ready_models_are_evicted(self) -> None:
@@ -178,7 +201,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_starts_or_loads_that_nobody_waits_for(self) -> None:
         for worker in self.world.workers.values():
-            if worker.state in ("importing", "loading"):
+            if worker.state in ("importing", "loading") and worker.spec.name:
                 slot = self.pool.slots[worker.spec.name]
                 assert slot.waiting, "a process works for nobody"
 
@@ -202,12 +225,21 @@ class PoolMachine(RuleBasedStateMachine):
         self.world.run()
         left = [t for t in self.tickets if t.state != "done"]
         assert not left, f"{left} wait for ever"
-        assert not [w for w in self.world.workers.values() if w.state in ("importing", "loading", "draining")]
+        states = [w.state for w in self.world.workers.values() if w.spec.name]
+        assert not {"importing", "loading", "draining"} & set(states)
         self.pool.on_shutdown()
         self.world.run()
         assert self.pool.empty
         assert self.world.held_bytes == 0
 
 
+class PoolMachineWithSpare(PoolMachine):
+    """The same, with a worker kept in reserve."""
+
+    spare_bytes = 2
+
+
 PoolMachine.TestCase.settings = settings(max_examples=400, stateful_step_count=60, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
+PoolMachineWithSpare.TestCase.settings = PoolMachine.TestCase.settings
+TestPoolMachineWithSpare = PoolMachineWithSpare.TestCase

@@ -1,0 +1,45 @@
+"""When something about a slot is overdue, on the effects' clock; None where nothing can be."""
+
+from __future__ import annotations
+
+from .contract import Limits
+from .state import Slot, Ticket
+
+
+def expires(slot: Slot, ticket: Ticket, limits: Limits) -> float | None:
+    """When a queued ticket has waited too long. Not while its model loads: load_timeout watches over that."""
+    loading = slot.phase == "loading" or (slot.phase == "starting" and slot.told_go)
+    return None if loading else ticket.arrived + limits.queue_timeout_s
+
+
+def load_deadline(slot: Slot, limits: Limits) -> float | None:
+    """When a start or a load without progress is given up. Waiting for `go` is not the worker's fault."""
+    if slot.phase == "loading" or (slot.phase == "starting" and (slot.told_go or not slot.imported)):
+        return slot.last_progress + limits.load_timeout_s
+    return None
+
+
+def stall_deadline(slot: Slot, limits: Limits) -> float | None:
+    """When a worker with requests in flight and no progress is given up."""
+    if slot.phase in ("ready", "draining") and slot.running:
+        return slot.last_progress + limits.stall_timeout_s
+    return None
+
+
+def idle_deadline(slot: Slot) -> float | None:
+    """When a model that nobody uses leaves."""
+    if slot.phase != "ready" or slot.pinned or slot.running or slot.waiting:
+        return None
+    ttl = slot.idle_ttl_s
+    return None if ttl is None else slot.last_used + ttl
+
+
+def next_deadline(slots: list[Slot], limits: Limits) -> float | None:
+    """The earliest of all of them."""
+    times: list[float | None] = []
+    for slot in slots:
+        times.extend(expires(slot, ticket, limits) for ticket in slot.waiting)
+        times += [load_deadline(slot, limits), stall_deadline(slot, limits), idle_deadline(slot)]
+        if slot.revive and not slot.alive and not slot.waiting:
+            times.append(slot.retry_at)
+    return min((t for t in times if t is not None), default=None)
