@@ -19,7 +19,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlxpool.worker import tether
+from mlxpool.shared import tether
 
 if TYPE_CHECKING:
     from mlxpool.shared.control import Launch, Status

@@ -1,9 +1,10 @@
-"""The worker's lifeline: when the parent's end of the tether closes, the worker is gone at once.
+"""A child's lifeline: when the parent's end of the tether closes, the child is gone at once.
 
 A thread reads the tether from before the first heavy import on, because the parent may die at any moment
 and imports take a second; a signal handler would miss what the thread can't. It imports nothing beyond
-the standard library's core, and it is the one place where a worker kills its own group: whatever the
-worker has started dies with it. The one line that comes over the tether, the launch, is passed on.
+the standard library's core, and it is the one place where a child kills its own group: whatever the
+child has started dies with it. Workers and job processes have one; the one line that may come over it, a
+worker's launch, is passed on.
 """
 
 from __future__ import annotations
