@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import mlx.core as mx
 import pytest
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
+from mlxpool.worker.engine import sampler
 from mlxpool.worker.engine.sampler import is_greedy, mix, sample
 from mlxpool.worker.request.plan import Sampling
 
@@ -63,6 +67,28 @@ def test_temperature_zero_and_its_neighbourhood_are_the_most_likely_token(logits
 def test_a_filter_keeps_the_likeliest_and_all_of_them(settings: dict[str, float], kept: set[int]) -> None:
     logits = mx.log(mx.array([[0.4, 0.3, 0.2, 0.1]]))
     assert set(draws(logits, [Row(seed, 0, **settings) for seed in range(200)])) == kept
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 1e-30, 1e-50, 5e-324])
+def test_the_smallest_top_p_keeps_the_best_token(logits: mx.array, top_p: float) -> None:
+    best = draws(logits, [Row(temperature=0.0)])[0]
+    assert draws(logits, [Row(seed, top_p=top_p) for seed in range(20)]) == [best] * 20
+
+
+def test_the_filters_keep_what_mlx_lms_filters_keep(logits: mx.array) -> None:
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    for top_p, min_p, top_k in ((0.9, 0.02, 30), (0.5, 0.3, 400), (0.123, 0.001, 5), (0.99, 1.0, 1)):
+        settings = Row(top_p=top_p, min_p=min_p, top_k=top_k).sampling
+        expected = apply_top_k(apply_min_p(apply_top_p(logprobs, top_p), min_p), top_k)
+        assert mx.array_equal(sampler._filtered(logprobs, settings), expected)
+
+
+def test_a_setting_never_seen_before_compiles_nothing(logits: mx.array) -> None:
+    # A kernel compiled for a value stalls every stream of the model for a second, and is never given back.
+    began_s = time.perf_counter()
+    for step in range(20):
+        draws(logits, [Row(step, top_p=0.31 + step * 0.001), Row(step, min_p=0.31 + step * 0.001)])
+    assert time.perf_counter() - began_s < 10
 
 
 def test_a_top_k_of_the_whole_vocabulary_is_off(logits: mx.array) -> None:

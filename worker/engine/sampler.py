@@ -2,22 +2,27 @@
 
 MLX's samplers read one global random state, so a row's tokens would depend on who else is in the batch.
 Here every draw has its own key, made of the row's seed and the position of the token in its answer: the
-same seed gives the same tokens alone and together. The filters are mlx-lm's, in mlx-lm's order. Engine
-thread only.
+same seed gives the same tokens alone and together. The filters mean what mlx-lm's mean and come in its
+order, but are written out here: mlx-lm compiles each with its setting as a constant, so every value that
+was not seen before costs a kernel compilation (1 to 2 s of the engine on the CPU backend) that is kept for
+ever. Engine thread only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 import mlx.core as mx
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
 from mlxpool.worker.request.plan import Sampling
 
 # Below it the best token's lead, divided by the temperature, leaves float32: that is greedy.
 _GREEDY_BELOW = 1e-4
+
+# Below it a float32 sum of probabilities can't tell it from 0, which would drop the best token too.
+_TOP_P_LOW = 1e-7
 
 _U64 = 2**64 - 1
 
@@ -65,9 +70,25 @@ def _draw(logits: mx.array, row: Drawn) -> mx.array:
 def _filtered(logprobs: mx.array, sampling: Sampling) -> mx.array:
     """Log-probabilities [1, vocabulary] with what the filters drop at minus infinity."""
     if sampling.top_p < 1:
-        logprobs = apply_top_p(logprobs, sampling.top_p)
+        logprobs = _top_p(logprobs, max(sampling.top_p, _TOP_P_LOW))
     if sampling.min_p > 0:
-        logprobs = apply_min_p(logprobs, sampling.min_p)
+        best = mx.max(logprobs, axis=-1, keepdims=True)
+        logprobs = _drop(logprobs, logprobs < best + math.log(sampling.min_p))
     if 0 < sampling.top_k < logprobs.shape[-1]:
-        logprobs = apply_top_k(logprobs, sampling.top_k)
+        dropped = mx.argpartition(-logprobs, kth=sampling.top_k - 1, axis=-1)[..., sampling.top_k :]
+        logprobs = mx.put_along_axis(logprobs, dropped, mx.array(-math.inf), axis=-1)
     return logprobs
+
+
+def _top_p(logprobs: mx.array, top_p: float) -> mx.array:
+    """The fewest likeliest tokens whose probabilities sum to `top_p`, and those as likely as the last."""
+    ascending = mx.sort(logprobs, axis=-1)
+    probabilities = mx.exp(ascending)
+    likelier = mx.cumsum(probabilities, axis=-1, reverse=True, inclusive=False)
+    total = likelier[..., :1] + probabilities[..., :1]
+    count = (likelier >= top_p * total).sum(axis=-1, keepdims=True)
+    return _drop(logprobs, logprobs < mx.take_along_axis(ascending, count, axis=-1))
+
+
+def _drop(logprobs: mx.array, dropped: mx.array) -> mx.array:
+    return mx.where(dropped, -math.inf, logprobs)
