@@ -1,9 +1,9 @@
 """Which models exist on this machine, by which names they answer, and whether they fit.
 
-A model is a folder with a config.json: in home/models, in a folder given with --models, or named by a
-`[models."name"] path`. A name from a client is only ever looked up among the names found; it never
-becomes part of a path. Folders are looked at again at every question, by the times of the folders alone,
-so a model that was just pulled is there without a restart.
+A model is a folder with a config.json: in home/models or a folder given with --models (folders.py), named by
+a `[models."name"] path`, or in the Hugging Face cache (hf_cache.py). A name from a client is only ever looked
+up among the names found; it never becomes part of a path. Folders are looked at again at every question, by
+the times of the folders alone, so a model that was just pulled is there without a restart.
 
 The library owns its scan and its cache of descriptions. It is used by one thread, the parent's event loop;
 `describe` reads a few kilobytes per weight file when a folder has changed, and nothing otherwise.
@@ -18,19 +18,20 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from mlxpool.parent import folders, hf_cache
 from mlxpool.shared import checkpoint, errors, memory
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.config import ModelSettings, Settings
-from mlxpool.shared.config_values import is_model_name
-from mlxpool.shared.model_facts import model_facts
+from mlxpool.shared.model_facts import ModelFacts, model_facts
 
 MODELS_FOLDER = "models"
+HF_SOURCE = "hf"
 # How many names an error about an unknown model lists.
 _NEAR_NAMES = 3
 
 
 class LibraryModel(msgspec.Struct, frozen=True):
-    """One model found here. source: "home", "config" or the --models folder it lies in.
+    """One model found here. source: "home", "config", "hf" or the --models folder it lies in.
 
     settings: its own, with [pool] and [defaults] filled in.
     """
@@ -42,27 +43,42 @@ class LibraryModel(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What is known of a model's folder: its plan, or why it can't be loaded."""
+    """What is known of a model's folder: its plan, or why it can't be loaded. size_bytes: of its files."""
 
     plan: memory.MemoryPlan | None
     fault: str | None
     stamp: str
     model_type: str = ""
+    size_bytes: int = 0
+
+
+class _Folder(msgspec.Struct, frozen=True):
+    """What a folder's files say, as they were under `stamp`."""
+
+    stamp: str
+    facts: ModelFacts | None
+    fault: str | None
+    model_type: str
+    size_bytes: int
 
 
 class Library:
     """The models of this machine under one set of settings."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, hf_cache_folder: Path | None = None) -> None:
+        """hf_cache_folder: the Hugging Face cache; None = where the environment says it is."""
         self._settings = settings
         self._roots = [
             (settings.home / MODELS_FOLDER, "home"),
             *((folder, str(folder)) for folder in settings.model_dirs),
         ]
-        self._seen: object = None
+        cache = hf_cache.location(os.environ) if hf_cache_folder is None else hf_cache_folder
+        self._hf_cache = hf_cache.HfCache(cache)
+        self._seen: tuple[folders.Times, list[folders.Found]] | None = None
         self._models: dict[str, LibraryModel] = {}
         self._shadowed: dict[str, list[Path]] = {}
-        self._described: dict[tuple[str, Backend, int | None], Description] = {}
+        self._folders: dict[Path, _Folder] = {}
+        self._described: dict[tuple[str, Backend, int | None], tuple[_Folder, Description]] = {}
 
     def names(self) -> list[str]:
         """Every model's name, sorted."""
@@ -111,39 +127,62 @@ class Library:
     def describe(self, model: LibraryModel, backend: Backend, limit_bytes: int | None) -> Description:
         """The plan of one model within `limit_bytes`, or what is wrong with its folder. Never raises."""
         try:
-            stamp = checkpoint.stamp(model.path)
+            folder = self._folder(model.path)
         except checkpoint.CheckpointError as problem:
             return Description(None, str(problem), "")
         key = (model.name, backend, limit_bytes)
         known = self._described.get(key)
-        if known is not None and known.stamp == stamp:
-            return known
-        described = self._describe(model, backend, limit_bytes, stamp)
-        self._described[key] = described
+        if known is not None and known[0] is folder:
+            return known[1]
+        plan = None
+        if folder.facts is not None:
+            plan = self._plan(model, folder.facts, backend, limit_bytes, model.settings.context)
+        described = Description(plan, folder.fault, folder.stamp, folder.model_type, folder.size_bytes)
+        self._described[key] = folder, described
         return described
+
+    def fit(
+        self, model: LibraryModel, backend: Backend, limit_bytes: int | None, context: int | None
+    ) -> memory.MemoryPlan:
+        """What the model would need at `context` tokens; None = as its settings say.
+
+        Raises CheckpointError where its folder can't be loaded.
+        """
+        folder = self._folder(model.path)
+        if folder.facts is None:
+            raise checkpoint.CheckpointError(folder.fault)
+        asked = model.settings.context if context is None else context
+        return self._plan(model, folder.facts, backend, limit_bytes, asked)
 
     def budget_bytes(self) -> int:
         """The memory budget on this machine, in bytes."""
         return self._settings.budget_bytes(psutil.virtual_memory().total)
 
-    def _describe(
-        self, model: LibraryModel, backend: Backend, limit_bytes: int | None, stamp: str
-    ) -> Description:
-        try:
-            read = checkpoint.read(model.path)
-        except checkpoint.CheckpointError as problem:
-            return Description(None, str(problem), stamp)
-        own = model.settings
-        planned = memory.plan(
-            model_facts(read),
+    def _folder(self, path: Path) -> _Folder:
+        """What the files say, read again when they have changed. Raises CheckpointError if there are none."""
+        stamp = checkpoint.stamp(path)
+        known = self._folders.get(path)
+        if known is None or known.stamp != stamp:
+            known = self._folders[path] = _read_folder(path, stamp)
+        return known
+
+    def _plan(
+        self,
+        model: LibraryModel,
+        facts: ModelFacts,
+        backend: Backend,
+        limit_bytes: int | None,
+        context: int | None,
+    ) -> memory.MemoryPlan:
+        return memory.plan(
+            facts,
             backend=backend,
-            context=own.context,
-            batch=own.batch,
+            context=context,
+            batch=model.settings.batch,
             limit_bytes=limit_bytes,
             limit_is_explicit=self._settings.budget_is_explicit,
-            prefill_chunk=own.prefill_chunk,
+            prefill_chunk=model.settings.prefill_chunk,
         )
-        return Description(planned, None, stamp, read.model_type)
 
     def _alias_target(self, asked: str) -> str | None:
         """Where the aliases lead: an exact one first, else the pattern with the most literal characters."""
@@ -168,30 +207,43 @@ class Library:
 
     def _scan(self) -> dict[str, LibraryModel]:
         """The models by name, read again when a folder's time of change moved."""
-        seen = [_folder_time(root) for root, _ in self._roots]
-        configured = [(name, entry.path) for name, entry in self._settings.models.items() if entry.path]
-        if seen == self._seen:
+        cached = self._hf_cache.models()
+        if (
+            self._seen is not None
+            and self._seen[1] is cached
+            and folders.times(self._seen[0]) == self._seen[0]
+        ):
             return self._models
         models: dict[str, LibraryModel] = {}
         shadowed: dict[str, list[Path]] = {}
         # A path in the config is the user's own word for that name, so it comes before what lies around.
         # It is listed even where no folder is there, so that `describe` can say so.
-        for name, path in configured:
-            models[name] = LibraryModel(name, Path(path), "config", self._settings.model(name))
-        complete = True
-        for root, source in self._roots:
-            for folder in _model_folders(root):
-                if not (folder / checkpoint.CONFIG_FILE).is_file():
-                    complete = False
-                elif folder.name in models:
-                    shadowed.setdefault(folder.name, []).append(folder)
+        for name, entry in self._settings.models.items():
+            if entry.path:
+                models[name] = LibraryModel(name, Path(entry.path), "config", self._settings.model(name))
+        scans = [(folders.scan(root), source) for root, source in self._roots]
+        scans.append((folders.Scan(cached, []), HF_SOURCE))
+        for scan, source in scans:
+            for name, path in scan.found:
+                if name in models:
+                    shadowed.setdefault(name, []).append(path)
                 else:
-                    own = self._settings.model(folder.name)
-                    models[folder.name] = LibraryModel(folder.name, folder, source, own)
-        # A folder still being filled gets its config.json without its parent's time moving: look again.
-        self._seen = seen if complete else None
+                    models[name] = LibraryModel(name, path, source, self._settings.model(name))
+        seen = folders.times(path for scan, _ in scans for path in scan.watched)
+        self._seen = (seen, cached) if folders.is_settled(seen) else None
         self._models, self._shadowed = models, shadowed
         return models
+
+
+def _read_folder(path: Path, stamp: str) -> _Folder:
+    try:
+        size_bytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+        read = checkpoint.read(path)
+        return _Folder(stamp, model_facts(read), None, read.model_type, size_bytes)
+    except checkpoint.CheckpointError as problem:
+        return _Folder(stamp, None, str(problem), "", size_bytes)
+    except OSError as problem:
+        return _Folder(stamp, None, f"{path.name}: can't be read: {problem.strerror}", "", 0)
 
 
 def _matches(pattern: str, name: str) -> bool:
@@ -206,20 +258,3 @@ def _matches(pattern: str, name: str) -> bool:
             return False
         position = at + len(part)
     return position <= len(name) - len(rest[-1])
-
-
-def _folder_time(folder: Path) -> tuple[int, int] | None:
-    try:
-        status = os.stat(folder)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
-
-
-def _model_folders(root: Path) -> list[Path]:
-    """The visible folders in `root`, sorted; hidden ones are stages of a pull."""
-    try:
-        entries = sorted(root.iterdir())
-    except OSError:
-        return []
-    return [entry for entry in entries if is_model_name(entry.name) and entry.is_dir()]

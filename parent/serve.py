@@ -18,6 +18,7 @@ from mlxpool.shared.config import Settings
 
 from . import run_folder
 from .edge.app import make_app
+from .jobs.runner import Jobs
 from .library import Library
 from .pool.service import PoolService
 
@@ -40,8 +41,9 @@ async def serve(settings: Settings, listener: socket.socket, folder: Path, argv:
         env=worker_environment(backend, os.environ),
         run_folder=folder,
     )
+    jobs = Jobs(settings, folder)
     runner = web.AppRunner(
-        make_app(pool, library, settings.server),
+        make_app(pool, library, jobs, settings.server),
         handler_cancellation=True,
         access_log=None,
         keepalive_timeout=75.0,
@@ -75,5 +77,6 @@ async def serve(settings: Settings, listener: socket.socket, folder: Path, argv:
         loop.add_signal_handler(number, on_signal, number.name)
     await stop.wait()
     await site.stop()  # no new connections; those that are open get their answers or their error
+    await jobs.close()  # first: a job may wait for the pool, never the pool for a job
     await pool.close()
     await runner.cleanup()

@@ -92,7 +92,7 @@ def read(folder: Path) -> Checkpoint:
     identity = stamp(folder)
     config = _read_config(folder / CONFIG_FILE)
     files = sorted(path.name for path in folder.glob(WEIGHTS_PATTERN) if path.is_file())
-    index = _read_index(folder / INDEX_FILE)
+    index = read_index(folder / INDEX_FILE)
     for shard in sorted(set(index.values()) - set(files)):
         raise CheckpointError(f"{INDEX_FILE}: lists {shard!r}, which is not in the folder")
     if not files:
@@ -206,8 +206,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_index(path: Path) -> dict[str, str]:
-    """Tensor → shard of the index file, {} where there is none."""
+def read_index(path: Path) -> dict[str, str]:
+    """Tensor → shard of an index file, {} where there is none. Raises CheckpointError."""
     raw = _read_small(path)
     if raw is None:
         return {}

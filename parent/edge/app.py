@@ -14,12 +14,15 @@ from collections.abc import Awaitable, Callable
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
+from mlxpool.parent.jobs.runner import Jobs
 from mlxpool.parent.library import Library
 from mlxpool.parent.pool.service import PoolService
 from mlxpool.shared.config import Server
 from mlxpool.shared.errors import ApiError, error
 
 from . import security
+from .jobs_routes import add_job_routes
+from .library_routes import add_library_routes
 from .models import ModelRoutes
 from .pool_routes import PoolRoutes
 from .relay import Relay
@@ -32,8 +35,8 @@ MAX_BODY_BYTES = 64 * 2**20
 OPEN_PATHS = frozenset({"/health"})
 
 
-def make_app(pool: PoolService, library: Library, server: Server) -> web.Application:
-    """The application over a running pool."""
+def make_app(pool: PoolService, library: Library, jobs: Jobs, server: Server) -> web.Application:
+    """The application over a running pool and its jobs."""
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_guard(server)], logger=logger)
     app.on_response_prepare.append(_finish_headers(server))
     relay, models, pools = Relay(pool, library), ModelRoutes(pool, library), PoolRoutes(pool, library)
@@ -55,6 +58,8 @@ def make_app(pool: PoolService, library: Library, server: Server) -> web.Applica
             web.post("/api/models/{id:.+}/unpin", pools.unpin),
         ]
     )
+    add_library_routes(app, pool, library)
+    add_job_routes(app, jobs)
     return app
 
 

@@ -1,0 +1,62 @@
+"""`/api/jobs`: ask for long work, look at it, end it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from mlxpool.parent.jobs.runner import Jobs
+from mlxpool.shared.errors import error
+
+from .reply import json_response
+
+
+class JobBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /api/jobs`. config: what the kind takes."""
+
+    kind: str
+    config: dict[str, Any] = {}
+
+
+class JobRoutes:
+    """Handlers of the jobs."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+
+    async def submit(self, request: web.Request) -> web.Response:
+        """POST /api/jobs: the new row, or that of the same job where one is under way."""
+        try:
+            body = msgspec.json.decode(await request.read(), type=JobBody)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
+            raise error(
+                "invalid_request", f'{problem}; use {{"kind": "pull", "config": {{"name": "org/name"}}}}'
+            ) from None
+        return json_response(self._jobs.submit(body.kind, body.config), 202)
+
+    async def rows(self, _: web.Request) -> web.Response:
+        """GET /api/jobs, the newest first."""
+        return json_response({"jobs": self._jobs.store.rows()})
+
+    async def row(self, request: web.Request) -> web.Response:
+        """GET /api/jobs/{id}"""
+        return json_response(self._jobs.find(request.match_info["id"]))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """POST /api/jobs/{id}/cancel: at once; the row says when the process is gone."""
+        return json_response(self._jobs.cancel(request.match_info["id"]), 202)
+
+
+def add_job_routes(app: web.Application, jobs: Jobs) -> None:
+    """The routes under /api/jobs."""
+    routes = JobRoutes(jobs)
+    app.add_routes(
+        [
+            web.get("/api/jobs", routes.rows),
+            web.post("/api/jobs", routes.submit),
+            web.get("/api/jobs/{id}", routes.row),
+            web.post("/api/jobs/{id}/cancel", routes.cancel),
+        ]
+    )
