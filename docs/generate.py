@@ -116,16 +116,20 @@ def command_line() -> str:
         command = cli.get_command(context, name)
         assert command is not None
         parts.append("\n".join(_command(context, name, command)))
+        if isinstance(command, click.Group):
+            own = click.Context(command, info_name=name, parent=context)
+            parts += ["\n".join(_command(own, *member)) for member in command.commands.items()]
     return "\n".join(parts)
 
 
 def _command(context: click.Context, name: str, command: click.Command) -> Iterator[str]:
     own = click.Context(command, info_name=name, parent=context)
     usage = " ".join(command.collect_usage_pieces(own))
-    yield f"## mlxpool {name}\n\n`mlxpool {name} {usage}`\n"
+    yield f"## {own.command_path}\n\n`{own.command_path} {usage}`\n"
     yield " ".join((command.help or "").split()) + "\n"
     options = [param for param in command.params if isinstance(param, click.Option)]
-    yield "| option | what |\n| --- | --- |"
+    if options:
+        yield "| option | what |\n| --- | --- |"
     for option in options:
         names = ", ".join(f"`{flag}`" for flag in option.opts)
         shown = f" (default {option.default})" if option.show_default else ""

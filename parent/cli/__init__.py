@@ -29,12 +29,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "unpin": ("models", "Let a pinned model be evicted again."),
     "run": ("run", "Ask a model one question, or talk with it."),
     "logs": ("logs", "Show what a model's workers have written."),
+    "service": ("service", "Run the server as a service: install, uninstall, status, restart, print."),
     "config": ("config", "Show the settings in effect and where each comes from."),
 }
 
 # Commands of the design that come later: told apart from typing errors.
 LATER_COMMANDS = frozenset(
-    {"bench", "cache", "colibri", "doctor", "finetune", "fuse", "import", "jobs", "quantize", "rm", "service"}
+    {"bench", "cache", "colibri", "doctor", "finetune", "fuse", "import", "jobs", "quantize", "rm"}
 )
 
 EXIT_FAILURE = 1
