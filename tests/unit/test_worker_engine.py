@@ -13,9 +13,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
+from mlx_lm.models import gemma2, gpt_bigcode
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlxpool.worker.engine.admission import KvCost, LayerKv
+from mlxpool.worker.engine.batch import shares_passes
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.engine import ENGINE_DIED_EXIT_CODE, Engine, Limits, Loaded
 from mlxpool.worker.engine.row import Row
@@ -281,6 +284,75 @@ def test_a_rows_kv_cost_is_read_off_its_caches(
     assert loaded.dtype == "float32"
     assert seen[0] == (0, loaded.weights_bytes)
     assert seen[-1] == (loaded.weights_bytes, loaded.weights_bytes)
+
+
+async def test_a_long_row_and_short_ones_stay_inside_the_kv_pool(tiny: TinyModels) -> None:
+    running = await Running(tiny("llama"), batch=8, width=256).ready()
+    cost = KvCost((LayerKv(2 * 2 * 16 * 2 * 4),))
+    prompts = [[place * 7 % 256 for place in range(length)] for length in (1900, 10, 20, 30, 40)]
+    alone = [await running.ask(plan(prompt, max_tokens=60)) for prompt in prompts]
+    # Room for every row, not for four that are padded to the length of the first.
+    pool_bytes = cost.row_bytes(2048) + 4 * cost.row_bytes(256)
+    running.engine._limits = Limits(8, pool_bytes)
+    rows = [running.submit(plan(prompt, max_tokens=60)) for prompt in prompts]
+    used: list[int] = []
+
+    def all_ended() -> bool:
+        used.append(running.engine.counters.kv_used_bytes)
+        return all(client.ended.is_set() for client, _ in rows)
+
+    await until(all_ended)
+    assert [client.text for client, _ in rows] == [client.text for client in alone]
+    assert cost.row_bytes(2048) < max(used) <= pool_bytes
+
+
+GEMMA2 = gemma2.ModelArgs(
+    model_type="gemma2", hidden_size=64, num_hidden_layers=2, intermediate_size=64, num_attention_heads=4,
+    head_dim=16, rms_norm_eps=1e-5, vocab_size=256, num_key_value_heads=2,
+)  # fmt: skip
+GPT_BIGCODE = gpt_bigcode.ModelArgs(
+    model_type="gpt_bigcode", n_embd=64, n_layer=2, n_inner=64, n_head=4, n_positions=512,
+    layer_norm_epsilon=1e-5, vocab_size=256,
+)  # fmt: skip
+
+
+# mlx-lm's Gemma 2 takes a batch's mask of rows for one of KV heads; its GPT-BigCode fails on a batch.
+@pytest.mark.parametrize(
+    "make", [lambda: gemma2.Model(GEMMA2), lambda: gpt_bigcode.Model(GPT_BIGCODE)], ids=["gemma2", "bigcode"]
+)
+async def test_rows_that_mlx_lm_would_mix_in_a_batch_get_their_own_text_side_by_side(
+    start: Start, make: Callable[[], Any]
+) -> None:
+    mx.random.seed(3)
+    model = make()
+    mx.eval(model.parameters())
+    assert not shares_passes(model, lambda: make_prompt_cache(model))
+    running = await start()
+    # Weights of one thread are another's too; the engine's is idle meanwhile.
+    running.model._model = model
+    prompts = [[(place * 7 + length) % 256 for place in range(length)] for length in (40, 7, 23)]
+    alone = [await running.ask(plan(prompt, max_tokens=30)) for prompt in prompts]
+    assert len({client.text for client in alone}) == 3
+    rows = [running.submit(plan(prompt, max_tokens=30)) for prompt in prompts]
+    await until(lambda: all(client.events for client, _ in rows))
+    assert not any(client.ended.is_set() for client, _ in rows)
+    for client, _ in rows:
+        await client.ended.wait()
+    assert [client.text for client, _ in rows] == [client.text for client in alone]
+
+
+@pytest.mark.parametrize("kind", ["llama", "sliding", "quantised"])
+def test_usual_models_share_a_forward_pass(tiny: TinyModels, kind: tiny_models.Kind) -> None:
+    loaded = load(tiny(kind), lambda _done, _total: None)
+    assert shares_passes(loaded.model, loaded.make_cache)
+
+
+def test_caches_without_a_batch_version_share_nothing(tiny: TinyModels) -> None:
+    class Lone(KVCache):  # type: ignore[misc]
+        merge = None
+
+    loaded = load(tiny("llama"), lambda _done, _total: None)
+    assert not shares_passes(loaded.model, lambda: [Lone() for _ in loaded.make_cache()])
 
 
 async def test_a_load_that_fails_is_told_to_whoever_waits(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ import msgspec
 
 from mlxpool.shared.errors import error
 from mlxpool.worker.engine.admission import KvCost, fits
-from mlxpool.worker.engine.batch import DecodeBatch, can_batch
+from mlxpool.worker.engine.batch import DecodeBatch
 from mlxpool.worker.engine.chunks import ChunkWidth, next_turn
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.text.events import Event, Failure, Finish, FinishReason, Text, Usage
@@ -144,17 +144,16 @@ class Engine:
         except Exception as err:
             self._loop.call_soon_threadsafe(self.loaded.set_exception, err)
             return
-        batch = DecodeBatch(loaded.model)
-        rows_limit = self._limits.batch if can_batch(loaded.make_cache()) else 1
+        batch = DecodeBatch(loaded.model, loaded.make_cache, loaded.kv)
         self._loop.call_soon_threadsafe(self.loaded.set_result, loaded)
         steps = 0
         while True:
             self._take(idle=not (self._waiting or self._prefilling or batch.rows))
             self._drop_cancelled(batch)
-            self._admit(batch, loaded, rows_limit)
+            self._admit(batch, loaded)
             self._prefill(batch, loaded)
             if batch.rows:
-                self._decode(batch)
+                self._decode(batch, loaded)
                 steps += 1
                 if steps % _CLEAR_CACHE_STEPS == 0:
                     mx.clear_cache()
@@ -180,9 +179,9 @@ class Engine:
                     group.remove(row)
         self._leave(batch, [row for row in batch.rows if row.cancelled])
 
-    def _admit(self, batch: DecodeBatch, loaded: Loaded, rows_limit: int) -> None:
+    def _admit(self, batch: DecodeBatch, loaded: Loaded) -> None:
         """Waiting rows, first come first served, while there is a place and room in the KV pool."""
-        while self._waiting and len(batch.rows) + len(self._prefilling) < rows_limit:
+        while self._waiting and len(batch.rows) + len(self._prefilling) < self._limits.batch:
             row = self._waiting[0]
             running = (other.projection() for other in (*batch.rows, *self._prefilling))
             if not fits(row.projection(), running, loaded.kv, self._limits.kv_pool_bytes):
@@ -237,11 +236,12 @@ class Engine:
         if end == row.prefill_end:
             mx.clear_cache()
 
-    def _decode(self, batch: DecodeBatch) -> None:
+    def _decode(self, batch: DecodeBatch, loaded: Loaded) -> None:
         began_s = time.perf_counter()
         self._hand_out(batch, batch.take_last)
         if batch.rows:
-            self._hand_out(batch, batch.step)
+            prefilling = sum(loaded.kv.row_bytes(row.projection().tokens()) for row in self._prefilling)
+            self._hand_out(batch, lambda: batch.step(self._limits.kv_pool_bytes - prefilling))
         self.counters.progress += 1
         self.counters.decode_s += time.perf_counter() - began_s
 
@@ -318,9 +318,10 @@ class Engine:
         self._outbox.append((row, events))
 
     def _read_memory(self, batch: DecodeBatch, loaded: Loaded) -> None:
-        counters, rows = self.counters, (*batch.rows, *self._prefilling)
-        counters.rows = len(rows)
-        counters.kv_used_bytes = sum(loaded.kv.row_bytes(row.prefilled + row.emitted) for row in rows)
+        counters = self.counters
+        counters.rows = len(batch.rows) + len(self._prefilling)
+        prefilled = sum(loaded.kv.row_bytes(row.prefilled) for row in self._prefilling)
+        counters.kv_used_bytes = batch.held_bytes + prefilled
         counters.active_bytes = mx.get_active_memory()
         counters.peak_bytes = mx.get_peak_memory()
         counters.cache_bytes = mx.get_cache_memory()
