@@ -1,0 +1,27 @@
+// What a person can tell the pool to do. Each answers at once; what follows comes as events.
+
+import { call, modelPath } from "./api.js";
+import { attempt, say } from "./toasts.js";
+
+/** Load a model now. */
+export function load(name) {
+  return attempt(() => call("POST", modelPath(name, "load")));
+}
+
+/** Unload a model after its running answers; force: now, with an error to them. */
+export function unload(name, force = false) {
+  return attempt(() => call("POST", modelPath(name, "unload"), { force }));
+}
+
+/** Protect a model from eviction, or no longer. */
+export async function pin(name, pinned) {
+  const done = await attempt(() => call("POST", modelPath(name, pinned ? "pin" : "unpin")));
+  if (done) say(pinned ? `${name} is pinned: it is never evicted` : `${name} may be evicted again`);
+}
+
+/** Replace one model by another: the old one's running answers end first, in full. */
+export async function switchModel(from, to) {
+  if (await unload(from)) {
+    if (await load(to)) say(`Switching from ${from} to ${to}`);
+  }
+}

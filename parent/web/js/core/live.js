@@ -1,0 +1,177 @@
+// The one connection that keeps the page current: GET /api/events, read with fetch, opened again when it breaks.
+//
+// Owns the signals of state.js and the state of the connection. Nothing here polls. A hidden tab lets go of its
+// connection, because a browser opens six to one server and a person more tabs than that; it is back at once
+// when the tab is looked at. Which logs are wanted is part of the request, so a change of that reopens the
+// stream; the server says everything anew on connect, and what was there is replaced by it.
+
+import { batch, effect, signal, untracked } from "../lib.js";
+import { apiKey, needsKey, request } from "./api.js";
+import { addLines } from "./log_lines.js";
+import { readEvents } from "./sse.js";
+import * as state from "./state.js";
+
+// The server says something at least every 15 s; after this long the connection is taken for dead.
+const SILENCE_MS = 40_000;
+const FIRST_RETRY_MS = 500;
+const LAST_RETRY_MS = 10_000;
+// A glance at another tab should not cost a reconnect.
+const HIDDEN_GRACE_MS = 10_000;
+const RECENT_EVENTS = 100;
+
+/** {state: "connecting" | "open" | "lost" | "paused", retryAt: unix ms of the next try, reason} */
+export const connection = signal({ state: "connecting", retryAt: 0, reason: "" });
+
+/** Whose logs to send: a model's name, "*" for all, null for none. */
+export const logsWanted = signal(null);
+
+/** The server was replaced by another version while this page was open. */
+export const outdated = signal(false);
+
+let current = null;
+let wake = () => {};
+
+/** Connect, and stay connected. Call once. */
+export function start() {
+  effect(() => {
+    logsWanted.value;
+    apiKey.value;
+    if (!needsKey.value) untracked(reopen);
+    else untracked(close);
+  });
+  let grace = 0;
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(grace);
+    if (document.hidden) grace = setTimeout(pause, HIDDEN_GRACE_MS);
+    else if (connection.value.state === "paused") reopen();
+  });
+}
+
+/** Try now instead of at the end of the wait. */
+export function retryNow() {
+  wake();
+}
+
+function pause() {
+  close();
+  connection.value = { state: "paused", retryAt: 0, reason: "" };
+}
+
+function close() {
+  current?.abort();
+  current = null;
+  wake();
+}
+
+function reopen() {
+  close();
+  current = new AbortController();
+  keepOpen(current.signal);
+}
+
+async function keepOpen(abort) {
+  let delay = FIRST_RETRY_MS;
+  while (!abort.aborted) {
+    let reason = "the connection ended";
+    try {
+      await listen(abort, () => {
+        delay = FIRST_RETRY_MS;
+      });
+    } catch (err) {
+      reason = err.message;
+    }
+    if (abort.aborted || needsKey.value) return;
+    const wait = delay * (0.8 + 0.4 * Math.random());
+    connection.value = { state: "lost", retryAt: Date.now() + wait, reason };
+    await sleep(wait);
+    delay = Math.min(delay * 2, LAST_RETRY_MS);
+  }
+}
+
+function sleep(ms) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    wake = () => {
+      clearTimeout(timer);
+      resolve();
+    };
+  });
+}
+
+/** One connection, until it ends. Rejects with why. opened: called when the server has said hello. */
+async function listen(abort, opened) {
+  const name = untracked(() => logsWanted.value);
+  const stop = new AbortController();
+  const onAbort = () => stop.abort();
+  abort.addEventListener("abort", onAbort);
+  let silence = 0;
+  const alive = () => {
+    clearTimeout(silence);
+    silence = setTimeout(() => stop.abort(), SILENCE_MS);
+  };
+  alive();
+  try {
+    const response = await request(`api/events${name ? `?logs=${encodeURIComponent(name)}` : ""}`, {
+      signal: stop.signal,
+    });
+    const fresh = new Set();
+    for await (const event of readEvents(response)) {
+      if (abort.aborted) return;
+      alive();
+      if (event === null) continue;
+      if (event.event === "hello") opened();
+      take(event.event, JSON.parse(event.data), fresh);
+    }
+  } catch (err) {
+    if (err.name === "AbortError") throw new Error("the server went silent");
+    throw err;
+  } finally {
+    clearTimeout(silence);
+    abort.removeEventListener("abort", onAbort);
+  }
+}
+
+/** Put one event into the state. fresh: names whose first lines of this connection have come. */
+function take(kind, body, fresh) {
+  batch(() => {
+    switch (kind) {
+      case "hello":
+        if (state.version.value && state.version.value !== body.version) outdated.value = true;
+        else state.version.value = body.version;
+        state.jobs.value = new Map();
+        connection.value = { state: "open", retryAt: 0, reason: "" };
+        break;
+      case "pool":
+        state.pool.value = body;
+        state.poolAt.value = Date.now();
+        if (body.recent) remember(body.recent);
+        break;
+      case "models":
+        state.models.value = body;
+        break;
+      case "job":
+        state.jobs.value = new Map(state.jobs.value).set(body.id, body);
+        break;
+      case "event":
+        remember([body]);
+        break;
+      case "log":
+        addLines(body.model, body.lines, !fresh.has(body.model));
+        fresh.add(body.model);
+        break;
+    }
+  });
+}
+
+function remember(events) {
+  const known = new Set(state.recent.value.map(eventKey));
+  const added = events.filter((event) => !known.has(eventKey(event)));
+  if (!added.length) return;
+  const all = [...added, ...state.recent.value].sort((a, b) => b.time - a.time);
+  state.recent.value = all.slice(0, RECENT_EVENTS);
+}
+
+/** Events have no id; time, kind and model tell them apart. */
+export function eventKey(event) {
+  return `${event.time} ${event.event} ${event.model}`;
+}

@@ -1,0 +1,41 @@
+// What happened lately: loads, evictions, crashes, each with its reason.
+
+import { html, useState } from "../lib.js";
+import { clock, plural } from "../core/format.js";
+import { eventKey } from "../core/live.js";
+
+const WORDS = {
+  load: "load",
+  ready: "ready",
+  evict: "evicted",
+  drain: "finishing",
+  stop: "stopped",
+  gone: "gone",
+  crash: "crashed",
+  failed: "failed",
+  cancel: "cancelled",
+};
+const SHOWN = 12;
+
+export function Recent({ events, counters }) {
+  const [all, setAll] = useState(false);
+  const shown = all ? events : events.slice(0, SHOWN);
+  return html`<section class="panel" aria-labelledby="recent-title">
+    <div class="budget-head">
+      <h2 id="recent-title" class="section-title">Recent</h2>
+      <p class="faint">${[["loads", "load"], ["evictions", "eviction"], ["crashes", "crash"]]
+        .map(([key, word]) => (word === "crash" && counters[key] !== 1 ? `${counters[key] ?? 0} crashes` : plural(counters[key] ?? 0, word)))
+        .join(" · ")}</p>
+    </div>
+    ${events.length === 0
+      ? html`<p class="quiet">Nothing has happened since the server started.</p>`
+      : html`<ol class="rows events">
+          ${shown.map((event) => html`<li key=${eventKey(event)} class="row event-${event.event}">
+            <time class="row-time" dateTime=${new Date(event.time * 1000).toISOString()}>${clock(event.time)}</time>
+            <span class="event-kind">${WORDS[event.event] ?? event.event}</span>
+            <span class="row-main"><strong>${event.model}</strong>${event.detail && html` <span class="detail">${event.detail}</span>`}</span>
+          </li>`)}
+        </ol>
+        ${events.length > SHOWN && html`<button type="button" class="button small" aria-expanded=${all} onClick=${() => setAll(!all)}>${all ? "Show fewer" : `Show all ${events.length}`}</button>`}`}
+  </section>`;
+}

@@ -1,0 +1,81 @@
+// Tokens per second over the last minutes, drawn by uPlot, which is fetched after the page is usable.
+
+import { html, useEffect, useRef } from "../lib.js";
+import { rate } from "../core/format.js";
+import { useNow } from "../core/now.js";
+import { pool } from "../core/state.js";
+import { theme } from "../core/theme.js";
+import { WINDOW_S, points, total } from "./history.js";
+
+const HEIGHT_PX = 120;
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function options(width) {
+  const axis = { stroke: colour("--text-faint"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+  return {
+    width,
+    height: HEIGHT_PX,
+    legend: { show: false },
+    cursor: { show: false },
+    padding: [8, 4, 0, 0],
+    scales: {
+      x: { time: true, range: () => [Date.now() / 1000 - WINDOW_S, Date.now() / 1000] },
+      y: { range: (_, __, high) => [0, Math.max(10, high * 1.15)] },
+    },
+    axes: [
+      { ...axis, space: 90, size: 22, values: (_, splits) => splits.map((s) => new Date(s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })), grid: { show: false } },
+      { ...axis, space: 36, size: 40 },
+    ],
+    series: [{}, { stroke: colour("--accent"), fill: colour("--accent-wash"), width: 1.5, points: { show: false } }],
+  };
+}
+
+export function Throughput() {
+  const box = useRef(null);
+  const plot = useRef(null);
+  const rateNow = total(pool.value);
+  // The window moves with the clock only while there is something in it to see.
+  const moving = points.value[1].some((value) => value > 0);
+  const nowMs = useNow(moving);
+
+  useEffect(() => {
+    let gone = false;
+    let resize;
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    const draw = (UPlot) => {
+      plot.current?.destroy();
+      plot.current = new UPlot(options(box.current.clientWidth), points.peek(), box.current);
+    };
+    let redraw = () => {};
+    import("../../vendor/uplot-1.6.32/uplot.js").then(({ default: UPlot }) => {
+      if (gone) return;
+      redraw = () => draw(UPlot);
+      redraw();
+      dark.addEventListener("change", redraw);
+      resize = new ResizeObserver(() => plot.current?.setSize({ width: box.current.clientWidth, height: HEIGHT_PX }));
+      resize.observe(box.current);
+    });
+    return () => {
+      gone = true;
+      dark.removeEventListener("change", redraw);
+      resize?.disconnect();
+      plot.current?.destroy();
+      plot.current = null;
+    };
+  }, [theme.value]);
+
+  useEffect(() => {
+    plot.current?.setData(points.peek());
+  }, [Math.floor(nowMs / 1000), moving]);
+
+  return html`<section class="panel" aria-labelledby="rate-title">
+    <div class="budget-head">
+      <h2 id="rate-title" class="section-title">Throughput</h2>
+      <p class="budget-sum"><strong>${rate(rateNow)}</strong> tokens/s</p>
+    </div>
+    <div class="plot" ref=${box} role="img" aria-label="Tokens per second over the last three minutes; now ${rate(rateNow)}"></div>
+  </section>`;
+}
