@@ -35,6 +35,10 @@ TURN_TERMINATORS = (
     "<｜end▁of▁sentence｜>",
 )
 
+# Harmony (gpt-oss) closes every message with <|end|>, the reasoning before the answer too; its turns end with
+# <|return|> or <|call|>. Elsewhere (Phi) <|end|> does end a turn.
+_HARMONY_MARK, _HARMONY_MESSAGE_END = "<|channel|>", "<|end|>"
+
 # Names under which templates find the folder's special tokens.
 _TEMPLATE_TOKENS = (
     "bos_token",
@@ -211,7 +215,10 @@ def _eos_ids(folder: Path, tokenizer: Tokenizer, special: Mapping[str, str]) -> 
     eos_id = tokenizer.token_to_id(special.get("eos_token", ""))
     if eos_id is not None:
         found.add(eos_id)
+    terminators = set(TURN_TERMINATORS)
+    if tokenizer.token_to_id(_HARMONY_MARK) is not None:
+        terminators.remove(_HARMONY_MESSAGE_END)
     for token_id, token in tokenizer.get_added_tokens_decoder().items():
-        if token.special and token.content in TURN_TERMINATORS:
+        if token.special and token.content in terminators:
             found.add(token_id)
     return frozenset(found)

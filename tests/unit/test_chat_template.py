@@ -144,6 +144,14 @@ def test_every_end_of_a_turn_is_an_eos(tmp_path: Path) -> None:
     assert ChatTokenizer.open(tmp_path).eos_ids == {7, 8, 9, 10, 257, 258, 259}
 
 
+def test_harmonys_end_of_a_message_ends_no_turn(tmp_path: Path) -> None:
+    # gpt-oss closes its reasoning with <|end|>, and answers after it.
+    write_folder(tmp_path, {}, ("<|channel|>", "<|end|>", "<|return|>", "<|call|>"))
+    assert ChatTokenizer.open(tmp_path).eos_ids == {258, 259}
+    write_folder(tmp_path, {}, ("<|user|>", "<|end|>"))
+    assert ChatTokenizer.open(tmp_path).eos_ids == {257}
+
+
 def test_token_bytes_are_the_tokens_text_and_nothing_for_special_ones(tmp_path: Path) -> None:
     tokenizer = ChatTokenizer.open(write_folder(tmp_path, CONFIG))
     assert tokenizer.is_byte_level
