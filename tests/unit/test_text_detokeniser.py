@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from mlxpool.worker.text.detokeniser import ByteDetokeniser, WindowDetokeniser
 
@@ -39,6 +39,7 @@ def sentencepiece() -> Tokenizer:
     words = ["▁Hello", "▁world", "▁", "!", "ing"]
     vocab = {token: i for i, token in enumerate([f"<0x{byte:02X}>" for byte in range(256)] + words)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    tokenizer.add_special_tokens([AddedToken("<tool>", special=True, normalized=False)])
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
@@ -68,7 +69,16 @@ def test_byte_fallback_holds_an_incomplete_character() -> None:
     assert stream(WindowDetokeniser(tokenizer.decode), ids) == ["Hello", "", "", "", "😀", "!", ""]
 
 
-@given(st.lists(st.sampled_from(["▁Hello", "▁world", "▁", "!", "ing", "é", "😀"])))
+def test_a_special_token_takes_no_space_from_the_word_after_it() -> None:
+    tokenizer = sentencepiece()
+    ids = tokens_of(tokenizer, "▁Hello", "<tool>", "<tool>", "▁world", "!")
+    assert stream(WindowDetokeniser(tokenizer.decode), ids) == ["Hello", "", "", " world", "!", ""]
+
+
+@example(["<tool>", "▁", "▁world"])
+@example(["▁", "<tool>", "▁world"])
+@example(["▁Hello", "▁", "<tool>", "▁", "<tool>", "▁world"])
+@given(st.lists(st.sampled_from(["▁Hello", "▁world", "▁", "!", "ing", "é", "😀", "<tool>"])))
 def test_a_window_decodes_as_the_whole_does(tokens: list[str]) -> None:
     tokenizer = sentencepiece()
     ids: list[int] = []
@@ -82,3 +92,17 @@ def test_invalid_bytes_are_not_held_for_ever() -> None:
     detokeniser = WindowDetokeniser(sentencepiece().decode)
     given_out = "".join(detokeniser.add(0xFF) for _ in range(100))
     assert len(given_out) >= 90
+
+
+def test_tokens_without_text_are_not_gathered() -> None:
+    tokenizer = sentencepiece()
+    decoded: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return str(tokenizer.decode(list(ids)))
+
+    detokeniser = WindowDetokeniser(decode)
+    (tool,) = tokens_of(tokenizer, "<tool>")
+    assert [detokeniser.add(tool) for _ in range(100)] == [""] * 100
+    assert max(decoded) < 12

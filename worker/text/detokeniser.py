@@ -5,7 +5,8 @@ incremental UTF-8 decoder is exact and costs the same for every token: only an i
 the end is held. Elsewhere (SentencePiece with byte fallback, WordPiece) a token's text depends on its
 neighbours, so a short window of ids is decoded with and without the new token and the difference is the
 new text; the window's start is kept one step behind, which is what keeps a decoder that strips the
-leading space of a text from stripping one inside it. Either way the whole answer is the concatenation of
+leading space of a text from stripping one inside it. Tokens without text (special ones) don't count as
+such a step. Either way the whole answer is the concatenation of
 what was streamed, so the two can't differ.
 """
 
@@ -17,7 +18,7 @@ from typing import Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-# Ids a window may hold back while its text ends in an incomplete character. A character has at most 4
+# Ids a window may hold while its text ends in an incomplete character, or while it has none. A character has at most 4
 # bytes, so more ids than that which still end in a replacement character are not going to complete.
 _HELD_IDS_LIMIT = 8
 
@@ -68,6 +69,12 @@ class WindowDetokeniser:
 
     def _settle(self, text: str) -> str:
         new = text[len(self._settled_text) :]
+        if not new:
+            # Kept where the window has no text of its own: its space may be the one that is stripped.
+            if self._settled_text or len(self._ids) > _HELD_IDS_LIMIT:
+                del self._ids[self._settled :]
+            self._settled = len(self._ids)
+            return ""
         self._ids = self._ids[self._settled :]
         self._settled = len(self._ids)
         self._settled_text = self._decode(self._ids)
