@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mlxpool.shared.config import Settings
 
@@ -25,10 +25,16 @@ EXIT_FAILED = 1
 BACKLOG = 512
 
 
-def run(settings: Settings, *, worker_argv: Sequence[str] | None = None) -> int:
+def run(
+    settings: Settings,
+    *,
+    read_again: Callable[[], Settings] | None = None,
+    worker_argv: Sequence[str] | None = None,
+) -> int:
     """Serve in the foreground until SIGTERM or SIGINT. The exit code.
 
-    worker_argv: how a worker is started (tests put a scripted one there); None = the real one.
+    read_again: the settings as file, environment and flags make them at a later time, for a reload; None =
+    they never change. worker_argv: how a worker is started (tests put a scripted one there); None = the real.
     """
     _log_to_stderr()
     try:
@@ -37,10 +43,12 @@ def run(settings: Settings, *, worker_argv: Sequence[str] | None = None) -> int:
         print(f"mlxpool: {err}", file=sys.stderr)
         return EXIT_FAILED
     with lock:
-        return _serve_locked(settings, worker_argv)
+        return _serve_locked(settings, read_again or (lambda: settings), worker_argv)
 
 
-def _serve_locked(settings: Settings, worker_argv: Sequence[str] | None) -> int:
+def _serve_locked(
+    settings: Settings, read_again: Callable[[], Settings], worker_argv: Sequence[str] | None
+) -> int:
     try:
         folder = run_folder.make_run_folder(settings.home)
         reaped = reaper.reap(folder)
@@ -57,7 +65,7 @@ def _serve_locked(settings: Settings, worker_argv: Sequence[str] | None) -> int:
     argv = worker_argv if worker_argv is not None else (sys.executable, "-m", "mlxpool.worker")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(settings, listener, folder, argv))
+            runner.run(serve(settings, read_again, listener, folder, argv))
     finally:
         run_folder.remove_address(settings.home)
         listener.close()

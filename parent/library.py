@@ -80,6 +80,12 @@ class Library:
         self._folders: dict[Path, _Folder] = {}
         self._described: dict[tuple[str, Backend, int | None], tuple[_Folder, Description]] = {}
 
+    def use(self, settings: Settings) -> None:
+        """Look at the models under other settings from now on; which folders are looked into stays."""
+        self._settings = settings
+        self._seen = None
+        self._described.clear()
+
     def names(self) -> list[str]:
         """Every model's name, sorted."""
         return sorted(self._scan())

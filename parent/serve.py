@@ -8,19 +8,24 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
 
 from mlxpool.shared.backend import detect, worker_environment
-from mlxpool.shared.config import Settings
+from mlxpool.shared.config import ConfigError, Settings
 
 from . import run_folder
-from .edge.app import make_app
+from .edge.app import Parts, make_app
+from .edge.events import EventHub
+from .edge.models import view_model
+from .edge.trace import Trace
 from .jobs.runner import Jobs
 from .library import Library
 from .pool.service import PoolService
+from .reload import Live, Reloader, switch_trace
 
 logger = logging.getLogger("mlxpool")
 
@@ -28,8 +33,17 @@ logger = logging.getLogger("mlxpool")
 CLOSE_TIMEOUT_S = 5.0
 
 
-async def serve(settings: Settings, listener: socket.socket, folder: Path, argv: Sequence[str]) -> None:
-    """Until a signal says otherwise. `listener` is bound and listening; it stays the caller's to close."""
+async def serve(
+    settings: Settings,
+    read_again: Callable[[], Settings],
+    listener: socket.socket,
+    folder: Path,
+    argv: Sequence[str],
+) -> None:
+    """Until a signal says otherwise. `listener` is bound and listening; it stays the caller's to close.
+
+    read_again: the settings as they are now, for a reload.
+    """
     loop = asyncio.get_running_loop()
     backend = detect()
     library = Library(settings)
@@ -42,8 +56,22 @@ async def serve(settings: Settings, listener: socket.socket, folder: Path, argv:
         run_folder=folder,
     )
     jobs = Jobs(settings, folder)
+    live, trace = Live(settings), Trace()
+    switch_trace(trace, settings)
+    reloader = Reloader(live, read_again, library, pool, trace)
+    hub = EventHub(
+        {
+            "pool": pool.view,
+            "models": lambda: [view_model(pool, library, model) for model in library.models()],
+        }
+    )
+    pool.changed = hub.changed
+    pool.listeners.event = partial(hub.line, "event")
+    pool.listeners.log_line = hub.log_line
+    jobs.subscribe(partial(hub.line, "job"))
+    telling = loop.create_task(hub.run())
     runner = web.AppRunner(
-        make_app(pool, library, jobs, settings.server),
+        make_app(Parts(pool, library, jobs, hub, trace, lambda: live.settings.server, reloader.reload)),
         handler_cancellation=True,
         access_log=None,
         keepalive_timeout=75.0,
@@ -73,10 +101,19 @@ async def serve(settings: Settings, listener: socket.socket, folder: Path, argv:
         else:
             pool.close_now()
 
+    def on_hangup() -> None:
+        try:
+            reloader.reload()
+        except ConfigError as err:
+            logger.error("config: nothing was changed: %s", err)
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
     await stop.wait()
     await site.stop()  # no new connections; those that are open get their answers or their error
     await jobs.close()  # first: a job may wait for the pool, never the pool for a job
     await pool.close()
+    telling.cancel()
     await runner.cleanup()
+    trace.switch(None)

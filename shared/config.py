@@ -62,6 +62,10 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...],
         Key(v.ORIGINS, "Web origins that may call the server from a browser besides its own pages."),
     ] = ()
+    trace: Annotated[
+        bool,
+        Key(v.FLAG, "A line per request and process in logs/trace.jsonl; it grows, so only when asked for."),
+    ] = False
 
 
 class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,7 +161,6 @@ _ALL_SECTIONS = [*SECTIONS, "aliases", "models"]
 _LATER_SECTIONS = {"cache", "history", "colibri"}
 _COLIBRI_KEYS = {"slots", "io", "prefetch", "overlap", "mtp", "reserve"}
 _LATER_KEYS = {
-    "server": {"trace"},
     "defaults": {"thinking"},
     "models": {"kv_bits", "kv_budget", "draft", "adapters", "experts", "thinking"} | _COLIBRI_KEYS,
 }

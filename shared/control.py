@@ -30,7 +30,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=Tr
 
     context: tokens, the enforced limit. batch: rows that decode together. kv_pool_bytes: shared by all
     rows. memory_limit_bytes: what MLX may allocate. prefill_chunk: fixed chunk width in tokens, None to let
-    the worker choose.
+    the worker choose. trace_path: where a line per request goes, None for nowhere.
     """
 
     model: str
@@ -45,6 +45,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=Tr
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    trace_path: str | None = None
 
 
 class Imported(msgspec.Struct, frozen=True, tag="imported"):

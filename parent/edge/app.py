@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
+import msgspec
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
@@ -21,12 +23,18 @@ from mlxpool.shared.config import Server
 from mlxpool.shared.errors import ApiError, error
 
 from . import security
+from .config_routes import ConfigRoutes
+from .events import LOG_HISTORY_LINES, EventHub, EventRoutes
 from .jobs_routes import add_job_routes
 from .library_routes import add_library_routes
-from .models import ModelRoutes
+from .metrics import Metrics, RelayMetrics
+from .model_routes import ModelRoutes
+from .models import ModelListing
 from .pool_routes import PoolRoutes
 from .relay import Relay
 from .reply import REQUEST_ID, error_response, json_response, request_id
+from .static import add_static_routes, is_static_path
+from .trace import Trace
 
 logger = logging.getLogger("mlxpool.edge")
 
@@ -35,11 +43,29 @@ MAX_BODY_BYTES = 64 * 2**20
 OPEN_PATHS = frozenset({"/health"})
 
 
-def make_app(pool: PoolService, library: Library, jobs: Jobs, server: Server) -> web.Application:
+class Parts(msgspec.Struct, frozen=True):
+    """What the routes are about. server: the [server] settings in effect; reload: see `Reloader`."""
+
+    pool: PoolService
+    library: Library
+    jobs: Jobs
+    hub: EventHub
+    trace: Trace
+    server: Callable[[], Server]
+    reload: Callable[[], object]
+
+
+def make_app(parts: Parts) -> web.Application:
     """The application over a running pool and its jobs."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_guard(server)], logger=logger)
-    app.on_response_prepare.append(_finish_headers(server))
-    relay, models, pools = Relay(pool, library), ModelRoutes(pool, library), PoolRoutes(pool, library)
+    pool, library = parts.pool, parts.library
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_guard(parts.server)], logger=logger)
+    app.on_response_prepare.append(_finish_headers(parts.server))
+    observed = RelayMetrics()
+    relay = Relay(pool, library, observed, parts.trace)
+    listing, pools, model = ModelListing(pool, library), PoolRoutes(pool, library), ModelRoutes(pool, library)
+    events = EventRoutes(
+        parts.hub, parts.jobs.store.rows, partial(pool.last_log_lines, count=LOG_HISTORY_LINES), library.names
+    )
     started = time.time()
 
     async def health(_: web.Request) -> web.Response:
@@ -49,24 +75,31 @@ def make_app(pool: PoolService, library: Library, jobs: Jobs, server: Server) ->
         [
             web.get("/health", health),
             web.post("/v1/chat/completions", relay.chat),
-            web.get("/v1/models", models.list_models),
-            web.get("/v1/models/{id:.+}", models.one_model),
+            web.get("/v1/models", listing.list_models),
+            web.get("/v1/models/{id:.+}", listing.one_model),
             web.get("/api/pool", pools.view),
             web.post("/api/models/{id:.+}/load", pools.load),
             web.post("/api/models/{id:.+}/unload", pools.unload),
             web.post("/api/models/{id:.+}/pin", pools.pin),
             web.post("/api/models/{id:.+}/unpin", pools.unpin),
+            web.get("/api/models/{id:.+}/stats", model.stats),
+            web.get("/api/models/{id:.+}/logs", model.logs),
+            web.get("/api/events", events.events),
+            web.get("/metrics", Metrics(pool, observed).metrics),
+            web.post("/api/config/reload", ConfigRoutes(parts.reload).reload),
         ]
     )
     add_library_routes(app, pool, library)
-    add_job_routes(app, jobs)
+    add_job_routes(app, parts.jobs)
+    add_static_routes(app)
     return app
 
 
-def _guard(server: Server) -> Middleware:
+def _guard(live: Callable[[], Server]) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[REQUEST_ID] = request_id(request.headers.get("X-Request-Id"))
+        server = live()
         try:
             _check(request, server)
             if request.method == hdrs.METH_OPTIONS and security.origin_is_allowed(request.headers, server):
@@ -96,7 +129,8 @@ def _check(request: web.Request, server: Server) -> None:
     headers = request.headers
     refusal = security.check_host(headers, server) or security.check_origin(headers, server)
     # A preflight carries no key; what it asks leave for is checked when it comes.
-    if refusal is None and request.path not in OPEN_PATHS and request.method != hdrs.METH_OPTIONS:
+    is_open = request.path in OPEN_PATHS or is_static_path(request.path)
+    if refusal is None and not is_open and request.method != hdrs.METH_OPTIONS:
         refusal = security.check_key(headers, server)
     if refusal is not None:
         raise refusal
@@ -118,11 +152,13 @@ def _too_large() -> ApiError:
     return error("body_too_large", f"the body is over the limit of {MAX_BODY_BYTES // 2**20} MiB")
 
 
-def _finish_headers(server: Server) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+def _finish_headers(
+    live: Callable[[], Server],
+) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     async def finish(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["x-request-id"] = request.get(REQUEST_ID) or request_id(None)
         response.headers.pop("Server", None)
-        if security.origin_is_allowed(request.headers, server):
+        if security.origin_is_allowed(request.headers, live()):
             response.headers.update(security.cors_headers(request.headers))
 
     return finish

@@ -106,7 +106,7 @@ class LibraryRoutes:
                 f"{model.name} is {slot.phase}; unload it first: POST /api/models/{model.name}/unload",
                 param="id",
             )
-        size_bytes = self._library.describe(model, self._pool.backend, self._pool.budget_bytes).size_bytes
+        size_bytes = removal.size_bytes(model.path)
         try:
             # On the loop: nothing can ask for the model between the look at its slot and its end.
             trash = removal.unlist(model, self._pool.settings.home)

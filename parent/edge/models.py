@@ -40,7 +40,7 @@ class ModelView(msgspec.Struct, frozen=True, omit_defaults=False):
     owned_by: str = "mlxpool"
 
 
-class ModelRoutes:
+class ModelListing:
     """Handlers of the listing."""
 
     def __init__(self, pool: PoolService, library: Library) -> None:
@@ -51,34 +51,37 @@ class ModelRoutes:
         """GET /v1/models"""
         entries = []
         for model in self._library.models():
-            entries.append(self._view(model))
+            entries.append(view_model(self._pool, self._library, model))
             await asyncio.sleep(0)  # a first look reads headers: others get their turn between two models
         return json_response({"object": "list", "data": entries})
 
     async def one_model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}; an alias answers as the model it leads to."""
-        return json_response(self._view(self._library.resolve(request.match_info["id"])))
+        model = self._library.resolve(request.match_info["id"])
+        return json_response(view_model(self._pool, self._library, model))
 
-    def _view(self, model: LibraryModel) -> ModelView:
-        described = self._library.describe(model, self._pool.backend, self._pool.budget_bytes)
-        slot = self._pool.slot(model.name)
-        plan = described.plan
-        failed = described.fault is not None and (slot is None or not slot.alive)
-        try:
-            created = int(model.path.stat().st_mtime)
-        except OSError:
-            created = int(time.time())
-        return ModelView(
-            id=model.name,
-            created=created,
-            state="failed" if failed else slot.phase if slot is not None else "absent",
-            context_window=plan.context if plan is not None else None,
-            max_output_tokens=plan.context - 1 if plan is not None else None,
-            planned_bytes=plan.planned_bytes if plan is not None else None,
-            capabilities=Capabilities(),
-            pinned=slot.pinned if slot is not None else model.settings.pin,
-            reason=described.fault if failed else slot.reason if slot is not None else None,
-        )
+
+def view_model(pool: PoolService, library: Library, model: LibraryModel) -> ModelView:
+    """The entry of one model."""
+    described = library.describe(model, pool.backend, pool.budget_bytes)
+    slot = pool.slot(model.name)
+    plan = described.plan
+    failed = described.fault is not None and (slot is None or not slot.alive)
+    try:
+        created = int(model.path.stat().st_mtime)
+    except OSError:
+        created = int(time.time())
+    return ModelView(
+        id=model.name,
+        created=created,
+        state="failed" if failed else slot.phase if slot is not None else "absent",
+        context_window=plan.context if plan is not None else None,
+        max_output_tokens=plan.context - 1 if plan is not None else None,
+        planned_bytes=plan.planned_bytes if plan is not None else None,
+        capabilities=Capabilities(),
+        pinned=slot.pinned if slot is not None else model.settings.pin,
+        reason=described.fault if failed else slot.reason if slot is not None else None,
+    )
 
 
 def find(library: Library, name: str) -> LibraryModel:

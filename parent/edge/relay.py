@@ -10,6 +10,7 @@ event follows. A pool that gives a request up (`Grant.revoked`) interrupts it wh
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -31,8 +32,10 @@ from mlxpool.shared.errors import ApiError, error, stream_event
 
 from . import preamble
 from .head import Head, read_head
+from .metrics import RelayMetrics
 from .preamble import Preamble, chat_preamble
 from .reply import REQUEST_ID, error_response
+from .trace import RequestTimes, Trace
 
 # A worker that dies closes its sockets a moment before its exit is known: wait for the better reason.
 DEATH_NEWS_S = 2.0
@@ -95,25 +98,33 @@ class _Revocable:
 class Relay:
     """Handlers of the inference routes."""
 
-    def __init__(self, pool: PoolService, library: Library) -> None:
+    def __init__(self, pool: PoolService, library: Library, metrics: RelayMetrics, trace: Trace) -> None:
         self._pool = pool
         self._library = library
+        self._metrics = metrics
+        self._trace = trace
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""
+        begun = time.monotonic()
         body = await request.read()
         if len(body) > LARGE_BODY_BYTES:
             head = await asyncio.to_thread(read_head, body)
         else:
             head = read_head(body)
         model = self._library.resolve(head.model)
+        parsed = time.monotonic()
         grant = self._pool.request(model, head.keep_alive_s)
+        exchange = _Exchange(request, body, head, grant, head.model or model.name)
+        exchange.on_first_token = partial(self._pool.first_token, grant)
         try:
-            exchange = _Exchange(request, body, head, grant, head.model or model.name)
-            exchange.on_first_token = partial(self._pool.first_token, grant)
             return await exchange.run()
         finally:
             self._pool.done(grant)
+            times = exchange.times
+            times.begun, times.parsed, times.ended = begun, parsed, time.monotonic()
+            self._metrics.observe(model.name, times.outcome, *times.durations())
+            self._trace.write(request[REQUEST_ID], model.name, times)
 
 
 class _Exchange:
@@ -128,12 +139,16 @@ class _Exchange:
         self._out: web.StreamResponse | None = None
         self._preamble: Preamble | None = None
         self.on_first_token: Callable[[], None] | None = None
+        self.times = RequestTimes()
 
     async def run(self) -> web.StreamResponse:
-        """The finished response. Raises ApiError while nothing has been sent yet."""
+        """The finished response; an error is one too."""
         try:
             worker = await self._granted()
-            return await self._forward(worker)
+            self.times.granted = time.monotonic()
+            answer = await self._forward(worker)
+            self.times.outcome = "ok" if answer.status < 400 else "error"
+            return answer
         except _Revoked as revoked:
             return await self._fail(revoked.err)
         except ApiError as err:
@@ -178,7 +193,9 @@ class _Exchange:
             passed = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
             if not passed.get("content-type", "").startswith("text/event-stream"):
                 # Whole answers are small, and complete or not sent: a death in the middle is a 502.
-                return await self._whole(answer.status, await answer.read(), passed)
+                body = await answer.read()
+                self.times.first_byte = time.monotonic()
+                return await self._whole(answer.status, body, passed)
             await self._stream(answer, passed)
         assert self._out is not None
         return self._out
@@ -201,6 +218,8 @@ class _Exchange:
         try:
             while chunk := await answer.piece():
                 pieces += 1
+                if pieces == 1:
+                    self.times.first_byte = time.monotonic()
                 if pieces == 2 and self.on_first_token is not None:
                     self.on_first_token()  # the first piece is the stream's opening
                 data = rest + chunk if rest else chunk
@@ -253,6 +272,7 @@ class _Exchange:
 
     async def _fail(self, err: ApiError) -> web.StreamResponse:
         """An HTTP error while nothing was sent, an error event afterwards."""
+        self.times.outcome = "error"
         if self._out is None:
             return error_response(self._request, err)
         try:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -73,11 +75,29 @@ class Worker:
     log: RotatingLog
     reason: str | None = None  # its own words for why it ends
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tokens: int = 0  # as of its last heartbeat, at `heard` (monotonic)
+    heard: float = 0.0
+    tokens_per_s: float = 0.0
 
     @property
     def number(self) -> int:
         """Its worker number."""
         return self.process.worker
+
+
+@dataclass
+class Listeners:
+    """Whoever shows the pool to people. Called on the event loop."""
+
+    event: Callable[[PoolEvent], None] = lambda _: None
+    log_line: Callable[[str, str], None] = lambda _, __: None
+
+
+def _measure(known: Worker, tokens: int, now: float) -> None:
+    """Tokens a second since the last heartbeat."""
+    if known.heard and now > known.heard:
+        known.tokens_per_s = round((tokens - known.tokens) / (now - known.heard), 1)
+    known.tokens, known.heard = tokens, now
 
 
 class PoolEffects:
@@ -95,15 +115,17 @@ class PoolEffects:
         drain_timeout_s: float,
         launch: Callable[[str, str], Launch],
         changed: Callable[[], None],
+        listeners: Listeners,
     ) -> None:
         """argv, env: every worker's. launch: (model, socket path) → Launch. changed: called after events."""
         self._argv = argv
         self._env = env
         self._run_folder = run_folder
         self._log_folder = log_folder
-        self._drain_timeout_s = drain_timeout_s
+        self.drain_timeout_s = drain_timeout_s
         self._launch = launch
         self._changed = changed
+        self._listeners = listeners
         self._loop = asyncio.get_running_loop()
         self._logs: dict[str, RotatingLog] = {}
         self.workers: dict[int, Worker] = {}
@@ -189,12 +211,23 @@ class PoolEffects:
         if not model:
             logger.debug("%s spare: %s", event, detail)
             return
-        self.recent.append(PoolEvent(time.time(), event, model, detail))
+        happened = PoolEvent(time.time(), event, model, detail)
+        self.recent.append(happened)
+        self._listeners.event(happened)
         logger.info("%s %s%s", event, model, f": {detail}" if detail else "")
 
     def _log_of(self, model: str) -> RotatingLog:
-        path = log_path(self._log_folder, model or SPARE_LOG)
-        return self._logs.setdefault(model, RotatingLog(path))
+        known = self._logs.get(model)
+        if known is None:
+            path = log_path(self._log_folder, model or SPARE_LOG)
+            known = self._logs[model] = RotatingLog(path, listener=partial(self._heard_line, model))
+        return known
+
+    def _heard_line(self, model: str, data: bytes) -> None:
+        """On the thread that reads a worker's output."""
+        line = data.decode("utf-8", "replace").rstrip("\n")
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._listeners.log_line, model, line)
 
     def _grant(self, ticket: Ticket) -> Grant:
         found = self.grants.get(ticket.number)
@@ -210,6 +243,7 @@ class PoolEffects:
         if known is None:
             return
         if isinstance(message, Heartbeat):
+            _measure(known, message.tokens, self.now())
             self.scheduler.on_heartbeat(worker, message.progress, message.pending)
         elif isinstance(message, Imported):
             self.scheduler.on_imported(worker)
@@ -270,7 +304,7 @@ class PoolEffects:
 
     async def _drain(self, known: Worker) -> None:
         """Drain over the socket; whatever happens, `on_drained` follows."""
-        limit = self._drain_timeout_s
+        limit = self.drain_timeout_s
         try:
             async with asyncio.timeout(limit + DRAIN_MARGIN_S):
                 target = f"/control/drain?timeout_s={limit:g}"

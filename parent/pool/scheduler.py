@@ -149,6 +149,15 @@ class Scheduler:
             self._reject_unplaceable()
         self._settle()
 
+    def on_limits(self, limits: Limits) -> None:
+        """Other limits from now on. What a smaller budget no longer holds leaves as it goes idle."""
+        self.limits = limits
+        self.spare.spec = ModelSpec(SPARE, limits.spare_bytes, limits.spare_bytes)
+        self._wants_spare = limits.spare_bytes > 0
+        if not self._wants_spare and self.spare.phase == "starting":
+            self._cancel_load(self.spare, "no spare is wanted")
+        self._settle()
+
     def on_spec(self, spec: ModelSpec) -> None:
         """The model's files or settings changed: a failure of the old files no longer counts."""
         self._slot(spec)
@@ -326,9 +335,24 @@ class Scheduler:
         """Place memory, grant tickets, let idle models go, until nothing more follows."""
         if self.closed:
             return
-        while self._place() | self._grant() | self._retire():
+        while self._shrink() | self._place() | self._grant() | self._retire():
             pass
         self._stock()
+
+    def _shrink(self) -> bool:
+        """Only a budget that was lowered can be passed: idle models leave until it holds again."""
+        alive = [s for s in self._processes() if s.alive]
+        kept = [s for s in alive if s.phase not in ("draining", "stopping")]
+        if sum(s.reserved for s in kept) <= self.limits.budget_bytes:
+            return False
+        if self.spare in kept:
+            self._cancel_load(self.spare, "the memory budget was lowered")
+            return True
+        idle = [s for s in kept if s.phase == "ready" and not s.pinned and not s.running and not s.waiting]
+        if not idle:
+            return False
+        self._drain(min(idle, key=lambda s: s.last_used), "the memory budget was lowered", evicted=True)
+        return True
 
     def _place(self) -> bool:
         move = place(self.slots.values(), self.limits.budget_bytes, self._next_ticket, self.spare)

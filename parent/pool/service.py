@@ -8,24 +8,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from mlxpool.parent.library import Description, Library, LibraryModel
 from mlxpool.shared.backend import Backend
-from mlxpool.shared.config import Settings
-from mlxpool.shared.control import Launch, Phase
+from mlxpool.shared.config import ModelSettings, Settings
+from mlxpool.shared.control import Launch, Phase, WorkerStats
 from mlxpool.shared.errors import ApiError
 from mlxpool.shared.memory import OVERHEAD_BYTES
+from mlxpool.shared.trace import FILE_NAME
 
 from .contract import Limits
-from .effects import Grant, PoolEffects, PoolEvent
+from .effects import Grant, Listeners, PoolEffects, PoolEvent
 from .footprint import footprint_bytes
 from .scheduler import Scheduler
 from .specs import make_launch, make_spec
 from .state import ModelSpec, Slot
+from .worker_log import last_lines, log_path
 
 logger = logging.getLogger("mlxpool.pool")
 
@@ -33,6 +35,8 @@ logger = logging.getLogger("mlxpool.pool")
 SPEC_TTL_S = 1.0
 # Memory moves with prompts and batches, over seconds; reading it walks the process's page tables.
 FOOTPRINT_INTERVAL_S = 5.0
+# A worker's event loop answers at once; one that doesn't is stopped or dying.
+STATS_TIMEOUT_S = 5.0
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -52,6 +56,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     reason: str | None
     loaded_bytes: int
     total_bytes: int
+    tokens_per_s: float
 
 
 class QueueView(msgspec.Struct, frozen=True):
@@ -71,6 +76,14 @@ class PoolView(msgspec.Struct, frozen=True):
     leases: dict[str, int]
     counters: dict[str, int]
     recent: list[PoolEvent]
+
+
+def _serves_differently(was: ModelSettings, now: ModelSettings, loaded: ModelSpec, fresh: ModelSpec) -> bool:
+    """Whether a live worker was told something that the settings no longer say."""
+    told = ("path", "context", "batch", "prefill_chunk", "max_tokens", "temperature", "top_p", "top_k")
+    return loaded.planned_bytes != fresh.planned_bytes or any(
+        getattr(was, k) != getattr(now, k) for k in told
+    )
 
 
 class PoolService:
@@ -95,6 +108,8 @@ class PoolService:
         self._deadline: float | None = None
         self._footprints: asyncio.Task[None] | None = None
         self._empty = asyncio.Event()
+        self.listeners = Listeners()
+        self.changed: Callable[[], None] = lambda: None  # after every event, for those who show the pool
         self._epoch = time.time() - time.monotonic()  # monotonic → unix seconds, for people
         self.effects = PoolEffects(
             argv=argv,
@@ -104,16 +119,10 @@ class PoolService:
             drain_timeout_s=settings.pool.drain_timeout,
             launch=self._launch,
             changed=self._after,
+            listeners=self.listeners,
         )
         self.budget_bytes = library.budget_bytes()
-        limits = Limits(
-            budget_bytes=self.budget_bytes,
-            spare_bytes=OVERHEAD_BYTES[backend] if settings.pool.spare_worker else 0,
-            queue_timeout_s=settings.pool.queue_timeout,
-            load_timeout_s=settings.pool.load_timeout,
-            stall_timeout_s=settings.pool.stall_timeout,
-        )
-        self.scheduler = self.effects.scheduler = Scheduler(limits, self.effects)
+        self.scheduler = self.effects.scheduler = Scheduler(self._limits(), self.effects)
 
     # ---- requests ---------------------------------------------------------------------------------------
 
@@ -154,7 +163,8 @@ class PoolService:
 
     def _launch(self, name: str, socket: str) -> Launch:
         _, _, model, described = self._specs[name]
-        return make_launch(model, described, socket)
+        trace = self.settings.home / "logs" / FILE_NAME if self.settings.server.trace else None
+        return make_launch(model, described, socket, str(trace) if trace is not None else None)
 
     # ---- commands ---------------------------------------------------------------------------------------
 
@@ -172,6 +182,39 @@ class PoolService:
         """Pin or unpin."""
         self.scheduler.on_pin(self.spec(model), pinned)
         self._after()
+
+    def use(self, settings: Settings) -> None:
+        """Follow other settings. A live worker that they would serve differently leaves after its tickets."""
+        old, self.settings = self.settings, settings
+        self._specs.clear()
+        self.effects.drain_timeout_s = settings.pool.drain_timeout
+        self.budget_bytes = self.library.budget_bytes()
+        self.scheduler.on_limits(self._limits())
+        for name, slot in list(self.scheduler.slots.items()):
+            model = self.library.find(name)
+            if model is None:
+                self.scheduler.on_unload(name)
+                continue
+            was = old.model(name)
+            if model.settings.pin != was.pin:
+                self.pin(model, model.settings.pin)
+            if slot.alive and _serves_differently(was, model.settings, slot.spec, self.spec(model)):
+                self.scheduler.on_unload(name)
+        for model in self.library.models():
+            if model.settings.pin and not old.model(model.name).pin:
+                self.pin(model, True)
+                self._load_at_start(model)
+        self._after()
+
+    def _limits(self) -> Limits:
+        pool = self.settings.pool
+        return Limits(
+            budget_bytes=self.budget_bytes,
+            spare_bytes=OVERHEAD_BYTES[self.backend] if pool.spare_worker else 0,
+            queue_timeout_s=pool.queue_timeout,
+            load_timeout_s=pool.load_timeout,
+            stall_timeout_s=pool.stall_timeout,
+        )
 
     # ---- looking ----------------------------------------------------------------------------------------
 
@@ -213,7 +256,21 @@ class PoolService:
             reason=slot.reason,
             loaded_bytes=slot.loaded_bytes,
             total_bytes=slot.total_bytes,
+            tokens_per_s=worker.tokens_per_s if worker is not None else 0.0,
         )
+
+    async def worker_stats(self, name: str) -> WorkerStats | None:
+        """What the model's worker says of itself; None where none serves. Raises UpstreamError."""
+        slot = self.scheduler.slots.get(name)
+        worker = self.effects.workers.get(slot.worker) if slot is not None else None
+        if worker is None or slot is None or slot.phase not in ("ready", "draining"):
+            return None
+        async with asyncio.timeout(STATS_TIMEOUT_S), await worker.upstream.request("GET", "/stats") as answer:
+            return msgspec.json.decode(await answer.read(), type=WorkerStats)
+
+    def last_log_lines(self, name: str, count: int) -> list[str]:
+        """The end of a model's log. Reads a file: not for the event loop's thread."""
+        return last_lines(log_path(self.settings.home / "logs", name), count)
 
     # ---- life -------------------------------------------------------------------------------------------
 
@@ -252,6 +309,7 @@ class PoolService:
 
     def _after(self) -> None:
         """After any event: set the timer to the next deadline."""
+        self.changed()
         if self.scheduler.closed and self.scheduler.empty:
             self._empty.set()
         deadline = self.scheduler.next_deadline()

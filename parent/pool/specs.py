@@ -31,7 +31,7 @@ def make_spec(model: LibraryModel, described: Description, queue_limit: int) -> 
     )
 
 
-def make_launch(model: LibraryModel, described: Description, socket: str) -> Launch:
+def make_launch(model: LibraryModel, described: Description, socket: str, trace_path: str | None) -> Launch:
     """What the worker is told. Only for a model that has a plan."""
     own, plan = model.settings, described.plan
     assert plan is not None
@@ -48,4 +48,5 @@ def make_launch(model: LibraryModel, described: Description, socket: str) -> Lau
         temperature=own.temperature,
         top_p=own.top_p,
         top_k=own.top_k,
+        trace_path=trace_path,
     )

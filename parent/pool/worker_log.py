@@ -7,7 +7,9 @@ for the disk. The tail is what a load failure tells the client beside the worker
 from __future__ import annotations
 
 import collections
+import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,11 +21,17 @@ TAIL_LINE_CHARS = 400
 
 
 class RotatingLog:
-    """Append-only file that moves to `<name>.1` when it is full. Shared by the workers of one model."""
+    """Append-only file that moves to `<name>.1` when it is full. Shared by the workers of one model.
 
-    def __init__(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+    listener: called with each line that was written, on the thread that wrote it.
+    """
+
+    def __init__(
+        self, path: Path, max_bytes: int = MAX_LOG_BYTES, listener: Callable[[bytes], None] | None = None
+    ) -> None:
         self.path = path
         self._max_bytes = max_bytes
+        self._listener = listener
         self._lock = threading.Lock()
 
     def write(self, data: bytes) -> None:
@@ -41,6 +49,8 @@ class RotatingLog:
                         file.write(data)
             except OSError:
                 pass
+        if self._listener is not None:
+            self._listener(data)
 
 
 class OutputReader(threading.Thread):
@@ -62,6 +72,17 @@ class OutputReader(threading.Thread):
     def tail(self) -> list[str]:
         """The last lines that hold anything, oldest first."""
         return [line for line in list(self._lines) if line]
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last lines of a log, oldest first; [] where there is none. Reads the end of the file alone."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - count * TAIL_LINE_CHARS))
+            return file.read().decode("utf-8", "replace").splitlines()[-count:] if count else []
+    except OSError:
+        return []
 
 
 def log_path(folder: Path, model: str) -> Path:

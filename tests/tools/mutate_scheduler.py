@@ -16,7 +16,9 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEDULER, PLACEMENT, ADMISSION = (f"parent/pool/{n}.py" for n in ("scheduler", "placement", "admission"))
+SCHEDULER, PLACEMENT, ADMISSION, DEADLINES = (
+    f"parent/pool/{name}.py" for name in ("scheduler", "placement", "admission", "deadlines")
+)
 
 # rule, file, text, replacement
 MUTATIONS: list[tuple[str, str, str, str]] = [
@@ -102,7 +104,7 @@ MUTATIONS: list[tuple[str, str, str, str]] = [
         'self._cancel_load(slot, "nobody waits for it any more")\n        elif',
         "pass\n        elif",
     ),
-    ("queue time-out", SCHEDULER, "if self._expires(slot, t) <= now]:", "if False]:"),
+    ("queue time-out", SCHEDULER, "if passed(expires(slot, t, limits))]:", "if False]:"),
     (
         "idle time-out",
         SCHEDULER,
@@ -111,13 +113,13 @@ MUTATIONS: list[tuple[str, str, str, str]] = [
     ),
     (
         "pinned models never time out",
-        SCHEDULER,
+        DEADLINES,
         'slot.phase != "ready" or slot.pinned or slot.running',
         'slot.phase != "ready" or slot.running',
     ),
     (
         "a model in use never times out",
-        SCHEDULER,
+        DEADLINES,
         'slot.phase != "ready" or slot.pinned or slot.running or slot.waiting',
         'slot.phase != "ready" or slot.pinned',
     ),
@@ -156,14 +158,14 @@ MUTATIONS: list[tuple[str, str, str, str]] = [
         "while slot.crashes[0] < now - CRASH_WINDOW_S:",
         "while False:",
     ),
-    ("stall", SCHEDULER, 'if slot.phase in ("ready", "draining") and slot.running:', "if False:"),
+    ("stall", DEADLINES, 'if slot.phase in ("ready", "draining") and slot.running:', "if False:"),
     ("a slow client is no stall", SCHEDULER, "or pending == 0", ""),
     ("idle time is no stall", SCHEDULER, "slot.last_progress = now  # what it did", "pass  # what it did"),
     (
         "load time-out",
         SCHEDULER,
-        "if (deadline := self._load_deadline(slot)) is not None and deadline <= now:",
-        "if False:",
+        "elif passed(load_deadline(slot, limits)):",
+        "elif False:",
     ),
     ("the same bytes are no loading progress", SCHEDULER, "if done_bytes > slot.loaded_bytes:", "if True:"),
     (

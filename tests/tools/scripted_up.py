@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
         return EXIT_BAD_CONFIG
     from mlxpool.parent import app
 
-    return app.run(settings, worker_argv=worker_argv(settings))
+    return app.run(settings, read_again=lambda: parse(rest), worker_argv=worker_argv(settings))
 
 
 if __name__ == "__main__":

@@ -176,7 +176,6 @@ def test_the_homes_own_file_is_read_when_none_is_named(tmp_path: Path) -> None:
         ("[cache]\nram = 1\n", "[cache] is not in this version yet; remove the section"),
         ("[history]\n", "[history] is not in this version yet; remove the section"),
         ("[colibri]\n", "[colibri] is not in this version yet; remove the section"),
-        ("[server]\ntrace = true\n", "server.trace is not in this version yet; remove it"),
         ("[defaults]\nthinking = true\n", "defaults.thinking is not in this version yet; remove it"),
         ('[models."a"]\nkv_bits = 4\n', 'models."a".kv_bits is not in this version yet; remove it'),
         ('[models."a"]\nslots = 4\n', 'models."a".slots is not in this version yet; remove it'),

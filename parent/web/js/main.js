@@ -1,32 +1,53 @@
 // Starts the page: connects, then draws the page that the address names.
 
-import { html, render, useEffect, useRef } from "./lib.js";
+import { html, render, signal, useEffect, useRef } from "./lib.js";
 import { needsKey } from "./core/api.js";
 import { start } from "./core/live.js";
 import { route } from "./core/router.js";
-import { ChatPage } from "./chat/page.js";
-import { LogsPage } from "./logs/page.js";
-import { ModelsPage } from "./models/page.js";
 import { Confirmation } from "./parts/dialog.js";
 import { Login } from "./parts/login.js";
 import { Shell } from "./parts/shell.js";
+import { say } from "./core/toasts.js";
+import { Waiting } from "./parts/bits.js";
 import { Toasts } from "./parts/toasts.js";
-import { PoolPage } from "./pool/page.js";
 
-const VIEWS = { pool: PoolPage, models: ModelsPage, chat: ChatPage, logs: LogsPage };
+// Each page's modules are fetched when it is first shown, or before that once the first page stands.
+const SOURCES = {
+  pool: () => import("./pool/page.js").then((module) => module.PoolPage),
+  models: () => import("./models/page.js").then((module) => module.ModelsPage),
+  chat: () => import("./chat/page.js").then((module) => module.ChatPage),
+  logs: () => import("./logs/page.js").then((module) => module.LogsPage),
+};
+// By then the first page has drawn what the server told it.
+const PREFETCH_AFTER_MS = 500;
+const views = signal({});
+
+async function fetchView(page) {
+  if (views.value[page]) return;
+  try {
+    const View = await SOURCES[page]();
+    views.value = { ...views.value, [page]: View };
+  } catch (err) {
+    say(`The page can't be shown: ${err.message}`, "error");
+  }
+}
 
 function App() {
   const { page } = route.value;
   const first = useRef(true);
+  const View = views.value[page];
   useEffect(() => {
     // Not on arrival: the browser's own start of reading is the top of the page.
     if (first.current) first.current = false;
     else if (!document.activeElement?.closest("main")) document.querySelector("main h1")?.focus();
-  }, [page]);
+    fetchView(page);
+  }, [page, View]);
   if (needsKey.value) return html`<${Login} /><${Toasts} />`;
-  return html`<${Shell}><${VIEWS[page]} /><//><${Confirmation} /><${Toasts} />`;
+  return html`<${Shell}>${View ? html`<${View} />` : html`<${Waiting} label="Fetching the page" />`}<//><${Confirmation} /><${Toasts} />`;
 }
 
 start();
+await fetchView(route.value.page);
 render(html`<${App} />`, document.getElementById("app"));
 performance.mark("interactive");
+setTimeout(() => Object.keys(SOURCES).forEach(fetchView), PREFETCH_AFTER_MS);

@@ -25,7 +25,7 @@ export function plural(n, word) {
 
 /** Tokens per second. */
 export function rate(n) {
-  return digits(n ?? 0);
+  return n ? digits(n) : "0";
 }
 
 /** A time span in its largest useful unit: 0.31 s, 12 s, 4 min, 3 h, 2 d. */
@@ -47,7 +47,7 @@ export function ago(unixS, nowMs) {
 
 /** The time of day of unix seconds. */
 export function clock(unixS) {
-  return new Date(unixS * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  return new Date(unixS * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 }
 
 /** 0.434 as "43%". */

@@ -1,6 +1,6 @@
 // What the workers write: one model's log or all of them, as it is written.
 
-import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../lib.js";
+import { Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../lib.js";
 import { clearLines } from "../core/log_lines.js";
 import { connection, logsWanted } from "../core/live.js";
 import { go, route } from "../core/router.js";
@@ -80,10 +80,21 @@ function Lines({ lines, showModel, wrap, paused, children }) {
   };
   const groups = useMemo(() => grouped(lines), [lines]);
   return html`<div class="log ${wrap ? "wrap" : ""}" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-live=${paused ? "off" : "polite"} aria-label="Log lines">
-    ${lines.length === 0 ? children : groups.map((group) => html`<div class="log-group" key=${group[0].n}>
-      ${group.map((line) => html`<div class="log-line" key=${line.n}>${showModel && html`<span class="log-model">${line.model}</span>`}<span class="log-text">${line.text}</span></div>`)}
-    </div>`)}
+    ${lines.length === 0 ? children : groups.map((group) => html`<${Group} key=${Math.floor(group[0].n / GROUP_LINES)} lines=${group} showModel=${showModel} />`)}
   </div>`;
+}
+
+class Group extends Component {
+  shouldComponentUpdate({ lines, showModel }) {
+    const before = this.props;
+    return lines.length !== before.lines.length || lines.some((line, i) => line !== before.lines[i]) || showModel !== before.showModel;
+  }
+
+  render({ lines, showModel }) {
+    return html`<div class="log-group">
+      ${lines.map((line) => html`<div class="log-line" key=${line.n}>${showModel && html`<span class="log-model">${line.model}</span>`}<span class="log-text">${line.text}</span></div>`)}
+    </div>`;
+  }
 }
 
 /** Cut at fixed numbers, so that a group keeps its key and content while lines are added behind it. */

@@ -8,9 +8,17 @@ import { theme } from "../core/theme.js";
 import { WINDOW_S, points, total } from "./history.js";
 
 const HEIGHT_PX = 120;
+// Tokens per second that the axis shows at least: an idle pool has a scale too.
+const LEAST_SCALE = 10;
 
+/** A colour of the stylesheet as the canvas understands it: resolved, for the theme in effect. */
 function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const probe = document.createElement("span");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const resolved = getComputedStyle(probe).color;
+  probe.remove();
+  return resolved;
 }
 
 function options(width) {
@@ -23,10 +31,10 @@ function options(width) {
     padding: [8, 4, 0, 0],
     scales: {
       x: { time: true, range: () => [Date.now() / 1000 - WINDOW_S, Date.now() / 1000] },
-      y: { range: (_, __, high) => [0, Math.max(10, high * 1.15)] },
+      y: { range: (_, __, high) => [0, Math.max(LEAST_SCALE, high * 1.15)] },
     },
     axes: [
-      { ...axis, space: 90, size: 22, values: (_, splits) => splits.map((s) => new Date(s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })), grid: { show: false } },
+      { ...axis, space: 90, size: 22, values: (_, splits) => splits.map((s) => new Date(s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" })), grid: { show: false } },
       { ...axis, space: 36, size: 40 },
     ],
     series: [{}, { stroke: colour("--accent"), fill: colour("--accent-wash"), width: 1.5, points: { show: false } }],
@@ -55,7 +63,7 @@ export function Throughput() {
       redraw = () => draw(UPlot);
       redraw();
       dark.addEventListener("change", redraw);
-      resize = new ResizeObserver(() => plot.current?.setSize({ width: box.current.clientWidth, height: HEIGHT_PX }));
+      resize = new ResizeObserver(([entry]) => plot.current?.setSize({ width: Math.floor(entry.contentRect.width), height: HEIGHT_PX }));
       resize.observe(box.current);
     });
     return () => {

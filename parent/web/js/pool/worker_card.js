@@ -74,8 +74,9 @@ function Figures({ worker }) {
     <div class="figure-main"><dt>tokens/s</dt><dd>${worker.active > 0 ? rate(worker.tokens_per_s) : "–"}</dd></div>
     <div><dt>running</dt><dd>${worker.active}</dd></div>
     <div><dt>waiting</dt><dd>${worker.queued}</dd></div>
-    <div><dt>memory</dt><dd>${bytes(worker.footprint_bytes)}<span class="faint"> / ${bytes(worker.planned_bytes)}</span></dd></div>
+    <div class="figure-memory"><dt>memory</dt><dd>${bytes(worker.footprint_bytes)}<span class="faint"> of ${bytes(worker.planned_bytes)}</span></dd></div>
   </dl>
+  <div class="meter" aria-hidden="true"><div style=${{ transform: `scaleX(${worker.planned_bytes ? Math.min(1, worker.footprint_bytes / worker.planned_bytes) : 0})` }}></div></div>
   <p class="card-foot faint">
     <span>${idle && worker.last_used ? `last used ${ago(worker.last_used, nowMs)}` : `${worker.state} since ${ago(worker.since, nowMs).replace(" ago", "")}`}</span>
     ${worker.pid !== null && html`<span>pid ${worker.pid}</span>`}

@@ -1,0 +1,138 @@
+"""`GET /metrics`: the pool and the relay for Prometheus.
+
+Nothing is counted twice: what the scheduler and the relay know anyway is read at the time of the scrape. The
+library that writes the format is imported by the first scrape, not by the start. Labels are names of models
+that exist here, never what a client wrote.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from mlxpool.parent.pool.service import PoolService, WorkerView
+from mlxpool.shared.trace import Outcome
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+# Seconds. First tokens come within tens of milliseconds to a long prefill; whole answers take longer.
+BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+_WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
+    ("planned_bytes", "Memory reserved for the model.", lambda w: w.planned_bytes),
+    ("footprint_bytes", "Memory its process holds.", lambda w: w.footprint_bytes),
+    ("active_requests", "Requests that run.", lambda w: w.active),
+    ("queued_requests", "Requests that wait.", lambda w: w.queued),
+    ("tokens_per_second", "Tokens generated, of late.", lambda w: w.tokens_per_s),
+)
+
+
+@dataclass
+class Histogram:
+    """Counts per bucket, as Prometheus wants them cumulated at the scrape."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+    total_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One observation."""
+        self.counts[bisect.bisect_left(BUCKETS_S, seconds)] += 1
+        self.total_s += seconds
+
+    def cumulated(self) -> list[tuple[str, float]]:
+        """(upper bound, observations at most that)."""
+        rows, seen = [], 0
+        for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), self.counts, strict=True):
+            seen += count
+            rows.append((bound, float(seen)))
+        return rows
+
+
+@dataclass
+class RelayMetrics:
+    """What the relay observes. Event loop only."""
+
+    requests: dict[tuple[str, Outcome], int] = field(default_factory=dict)
+    wait_s: dict[str, Histogram] = field(default_factory=dict)
+    first_byte_s: dict[str, Histogram] = field(default_factory=dict)
+    duration_s: dict[str, Histogram] = field(default_factory=dict)
+
+    def observe(
+        self, model: str, outcome: Outcome, waited_s: float | None, first_s: float | None, total_s: float
+    ) -> None:
+        """A request ended. waited_s: until its model was ready; first_s: to its first byte; None: never."""
+        self.requests[model, outcome] = self.requests.get((model, outcome), 0) + 1
+        for table, seconds in (
+            (self.wait_s, waited_s),
+            (self.first_byte_s, first_s),
+            (self.duration_s, total_s),
+        ):
+            if seconds is not None:
+                table.setdefault(model, Histogram()).add(seconds)
+
+
+class Metrics:
+    """The handler and the collector behind it."""
+
+    def __init__(self, pool: PoolService, relay: RelayMetrics) -> None:
+        self._pool = pool
+        self._relay = relay
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """GET /metrics"""
+        from prometheus_client.exposition import generate_latest
+
+        text = generate_latest(self)  # type: ignore[arg-type]  # anything with collect() will do
+        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything, read now."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        view = self._pool.view()
+        for name, text, value in (
+            ("mlxpool_budget_bytes", "Memory that models may hold.", view.budget_bytes),
+            ("mlxpool_reserved_bytes", "Memory that is promised to models.", view.reserved_bytes),
+            ("mlxpool_queued_requests", "Requests that wait for a model.", len(view.queue)),
+        ):
+            yield GaugeMetricFamily(name, text, value=value)
+        for name, count in view.counters.items():
+            yield CounterMetricFamily(f"mlxpool_{name}", f"Model {name} since the start.", value=count)
+
+        workers = view.workers
+        states = GaugeMetricFamily(
+            "mlxpool_worker_state", "1 for the state a model is in.", labels=["model", "state"]
+        )
+        for worker in workers:
+            states.add_metric([worker.model, worker.state], 1)
+        yield states
+        for name, text, read in _WORKER_GAUGES:
+            gauge = GaugeMetricFamily(f"mlxpool_worker_{name}", text, labels=["model"])
+            for worker in workers:
+                gauge.add_metric([worker.model], read(worker))
+            yield gauge
+        crashes = CounterMetricFamily("mlxpool_worker_crashes", "Crashes while serving.", labels=["model"])
+        for worker in workers:
+            crashes.add_metric([worker.model], worker.restarts)
+        yield crashes
+
+        requests = CounterMetricFamily(
+            "mlxpool_requests", "Requests that ended.", labels=["model", "outcome"]
+        )
+        for (model, outcome), count in self._relay.requests.items():
+            requests.add_metric([model, outcome], count)
+        yield requests
+        for name, text, table in (
+            ("wait", "From a request to its model being ready for it.", self._relay.wait_s),
+            ("first_byte", "From a request to its answer's first byte.", self._relay.first_byte_s),
+            ("request", "From a request to its answer's end.", self._relay.duration_s),
+        ):
+            family = HistogramMetricFamily(f"mlxpool_{name}_seconds", text, labels=["model"])
+            for model, histogram in table.items():
+                family.add_metric([model], histogram.cumulated(), histogram.total_s)
+            yield family
