@@ -1,10 +1,11 @@
-"""A model folder's chat template, rendered as Hugging Face renders it, bounded in time and size.
+"""A model folder's chat template, rendered as Hugging Face renders it, bounded in time and output.
 
 A template is a program that came with the weights. It runs in jinja2's immutable sandbox with the
 globals and filters such templates are written for: trim_blocks, lstrip_blocks, loop controls, `tojson`
 that escapes nothing for HTML, `raise_exception`, `strftime_now`, and `{% generation %}` blocks, which
 only mark text. The edge that shaped it: the sandbox keeps a template from reaching out but not from
-looping, so every line it runs is watched against a deadline, and what it writes against a size.
+looping, so every line it runs is watched against a deadline, and what it writes against a size. What it
+holds between two lines is bounded for repetition and powers only.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, with the two operators bounded that turn a short template into gigabytes."""
+    """The sandbox, with the two operators bounded that make gigabytes in one step."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -94,6 +95,8 @@ def _environment() -> _Environment:
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
     )
+    # The one default global that runs as long as it is told to, out of sight of the deadline.
+    del environment.globals["lipsum"]
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

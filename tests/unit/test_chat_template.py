@@ -56,6 +56,10 @@ def test_a_template_that_fails_is_a_refusal_not_a_traceback() -> None:
     assert "recurses" in refusal("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}").message
 
 
+def test_no_global_runs_out_of_sight_of_the_deadline() -> None:
+    assert "'lipsum' is undefined" in refusal("{{ lipsum(n=1000000000) }}").message
+
+
 def test_the_sandbox_holds() -> None:
     assert "unsafe" in refusal("{{ ''.__class__.__mro__ }}").message
     assert "unsafe" in refusal("{{ messages.append(1) }}").message
