@@ -18,8 +18,8 @@ from typing import Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-# Ids a window may hold while its text ends in an incomplete character, or while it has none. A character has at most 4
-# bytes, so more ids than that which still end in a replacement character are not going to complete.
+# Ids a window may hold while its text ends in an incomplete character, or while it has none. A character has
+# at most 4 bytes: more ids than that which still end in a replacement character are not going to complete.
 _HELD_IDS_LIMIT = 8
 
 
@@ -34,14 +34,22 @@ class Detokeniser(Protocol):
 
 
 class ByteDetokeniser:
-    """For byte-level vocabularies: token_bytes(id) is the token's bytes, b"" for special tokens."""
+    """For byte-level vocabularies: token_bytes(id) is the token's bytes, b"" for special tokens.
+
+    Words carry the space before them, so one space at the very start is the first word's, and left out.
+    """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._begun = False
 
     def add(self, token: int) -> str:
-        return self._decoder.decode(self._token_bytes(token))
+        text = self._decoder.decode(self._token_bytes(token))
+        if text and not self._begun:
+            self._begun = True
+            return text.removeprefix(" ")
+        return text
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
