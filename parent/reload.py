@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from mlxpool.shared.config import Settings
+from mlxpool.shared.config import ModelSettings, Settings
 from mlxpool.shared.trace import FILE_NAME, TraceFile
 
 from .edge.trace import Trace
@@ -48,13 +48,11 @@ def compare(old: Settings, new: Settings) -> Difference:
         if old.aliases.get(name) != new.aliases.get(name)
     ]
     for name in {*old.models, *new.models}:
-        before, after = old.models.get(name), new.models.get(name)
-        either = before or after
-        assert either is not None
+        before, after = (settings.models.get(name, ModelSettings()) for settings in (old, new))
         keys += [
             f"models.{name}.{field}"
-            for field in either.__struct_fields__
-            if getattr(before, field, None) != getattr(after, field, None)
+            for field in before.__struct_fields__
+            if getattr(before, field) != getattr(after, field)
         ]
     for name in ("home", "model_dirs"):
         if getattr(old, name) != getattr(new, name):
