@@ -13,7 +13,9 @@ import secrets
 import shutil
 from pathlib import Path
 
+from mlxpool.parent import staging
 from mlxpool.parent.library import HF_SOURCE, MODELS_FOLDER, LibraryModel
+from mlxpool.shared.config_values import is_model_name
 
 TRASH_PREFIX = ".trash-"
 
@@ -52,3 +54,28 @@ def delete(trash: Path) -> None:
             path.unlink(missing_ok=True)
         else:
             shutil.rmtree(path, ignore_errors=path != trash)
+
+
+def find_stage(home: Path, name: str) -> Path | None:
+    """What an unfinished pull of `name` has left, None where there is nothing."""
+    if not is_model_name(name):
+        return None
+    stage = staging.stage_folder(home / MODELS_FOLDER, name)
+    return stage if stage.is_dir() else None
+
+
+def delete_stage(home: Path, name: str) -> tuple[Path, int]:
+    """Delete that; returns it and the bytes it had. Raises PullError where the pull is under way, OSError."""
+    models = home / MODELS_FOLDER
+    stage = staging.stage_folder(models, name)
+    with staging.locked(models, name, None):
+        freed_bytes = size_bytes(stage)
+        shutil.rmtree(stage)
+    return stage, freed_bytes
+
+
+def size_bytes(folder: Path) -> int:
+    """Of the files in a folder and below it; a link counts as nothing, because it is not followed."""
+    if folder.is_symlink():
+        return 0
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

@@ -1,3 +1,17 @@
-"""Fixtures for every test: `tiny` (tiny random models) and `starter_folder` (the starter model)."""
+"""Fixtures for every test: `tiny` (tiny random models) and `starter_folder` (the starter model).
+
+No test sees this machine's Hugging Face cache or login, and none reaches the real Hub: an address that
+refuses stands for it until a test names its own.
+"""
+
+import os
+
+NO_HUB = {
+    "HF_ENDPOINT": "http://127.0.0.1:9",
+    "HF_HOME": "/nonexistent/huggingface",
+}
+for name in [name for name in os.environ if name.startswith(("HF_", "HUGGINGFACE_", "HUGGING_FACE_"))]:
+    del os.environ[name]
+os.environ |= NO_HUB
 
 pytest_plugins = ["tests.tools.tiny_fixture", "tests.tools.starter_fixture"]

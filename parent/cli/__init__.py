@@ -22,7 +22,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("server", "Say whether the server runs, where, and with how much memory."),
     "ps": ("server", "List the workers of the running server."),
     "models": ("models", "List the models of this machine and whether they fit."),
-    "pull": ("pull", "Fetch a model; `mlxpool pull starter` fetches a small one."),
+    "pull": ("pull", "Fetch a model of the Hub; `mlxpool pull starter` fetches a small one."),
+    "rm": ("rm", "Remove a model from the disk."),
     "load": ("models", "Load a model now."),
     "unload": ("models", "Unload a model once its requests have ended, or at once with --force."),
     "pin": ("models", "Keep a model loaded: never evicted, never idled out."),
@@ -35,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 # Commands of the design that come later: told apart from typing errors.
 LATER_COMMANDS = frozenset(
-    {"bench", "cache", "colibri", "doctor", "finetune", "fuse", "import", "jobs", "quantize", "rm"}
+    {"bench", "cache", "colibri", "doctor", "finetune", "fuse", "import", "jobs", "quantize"}
 )
 
 EXIT_FAILURE = 1

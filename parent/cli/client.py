@@ -25,6 +25,8 @@ _CLOCK_TOLERANCE_S = 2.0
 # /health answers within milliseconds; a server that takes longer than this is not well.
 _HEALTH_TIMEOUT_S = 5.0
 _REQUEST_TIMEOUT_S = 30.0
+# A model's files are gone before the answer, and there may be hundreds of gigabytes of them.
+_DELETE_TIMEOUT_S = 300.0
 # Keep-alives come every 10 s while a model loads or thinks: silence of this length is a dead server.
 _STREAM_TIMEOUT_S = 120.0
 
@@ -104,6 +106,9 @@ class Client:
 
     def post(self, path: str, body: object, kind: type[T]) -> T:
         return self._decode(self._request("POST", path, body, _REQUEST_TIMEOUT_S), kind)
+
+    def delete(self, path: str, kind: type[T]) -> T:
+        return self._decode(self._request("DELETE", path, None, _DELETE_TIMEOUT_S), kind)
 
     def stream(self, path: str, body: object) -> Iterator[bytes]:
         """The data of each server-sent event, without the final [DONE]. Closing it leaves the stream."""

@@ -1,73 +1,153 @@
-"""`mlxpool pull starter`: the starter model with a progress bar a stage."""
+"""`mlxpool pull`: a model of the Hub, or the starter model.
+
+Where a server of this home runs, the pull is one of its jobs, so that its page shows it; else it is a process
+of this command. Either way it is the same process with the same lines, shown here as one bar.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
-from mlxpool.parent import starter
+from mlxpool.parent.cli import client
 from mlxpool.parent.cli.common import Failure, json_option, print_json, read_settings, settings_options
+from mlxpool.parent.jobs.kinds.pull import Pull, PullConfig
+from mlxpool.parent.jobs.lines import Done, Failed, Progress, read_line
+from mlxpool.parent.jobs.store import Job
+from mlxpool.shared.config import Settings
+
+_POLL_S = 0.2
+# A process whose tether is closed kills itself and what it has started; it needs no more than this.
+_END_S = 5.0
+
+# Called with how far it is, 0 to 1, and a message whose first word is the stage.
+Report = Callable[[float, str], None]
+
+
+class _Pulled(msgspec.Struct):
+    """The result of a pull."""
+
+    model: str
+    path: str
+    was_there: bool
 
 
 @click.command("pull")
-@click.argument("what")
+@click.argument("name")
+@click.option("--revision", metavar="R", help="A branch, tag or commit; else the repository's main branch.")
 @settings_options
 @json_option
-def pull_command(what: str, config_file: Path | None, home: Path | None, as_json: bool) -> int:
-    """Fetch a model. This version knows one: `mlxpool pull starter`.
+def pull_command(
+    name: str, revision: str | None, config_file: Path | None, home: Path | None, as_json: bool
+) -> int:
+    """Fetch a model of the Hugging Face Hub, as org/name; `mlxpool pull starter` fetches a small one.
 
-    A pull that was interrupted goes on where it was when it is run again.
+    What is fetched is checked, and is a model only when it is whole. A pull that was interrupted goes on
+    where it was when it is run again. Gated and private models need HF_TOKEN, or a login.
     """
-    if what != "starter":
-        raise click.UsageError(f"can't pull {what!r}: this version pulls `starter` alone")
-    settings = read_settings(config_file, {"home": home})
     try:
-        folder = starter.published(settings.home)
-        was_there = folder is not None
-        if folder is None:
-            with _progress(quiet=as_json) as report:
-                folder = starter.pull(settings.home, report)
-    except starter.PullError as problem:
-        raise Failure(str(problem)) from None
+        config = PullConfig(name, revision)
+    except ValueError as problem:
+        raise click.UsageError(str(problem)) from None
+    settings = read_settings(config_file, {"home": home})
+    server = client.find(settings)
+    with _progress(quiet=as_json) as report:
+        if server is not None:
+            result = _through_server(server, config, report)
+        else:
+            result = _as_own_process(config, settings, report)
+    pulled = msgspec.convert(result, _Pulled)
     if as_json:
-        print_json({"model": starter.MODEL_NAME, "path": folder, "was_there": was_there})
-    elif was_there:
-        click.echo(f"{starter.MODEL_NAME} is there already: {folder}")
+        print_json(pulled)
+    elif pulled.was_there:
+        click.echo(f"{pulled.model} is there already: {pulled.path}")
     else:
-        click.echo(f"{starter.MODEL_NAME} is ready: {folder}")
+        click.echo(f"{pulled.model} is ready: {pulled.path}")
     return 0
 
 
+def _through_server(server: client.Client, config: PullConfig, report: Report) -> dict[str, Any]:
+    """Ask for the job and follow it; interrupting ends it where this command began it."""
+    begun = time.time()
+    job = server.post("/api/jobs", {"kind": "pull", "config": config}, Job)
+    try:
+        while job.active:
+            if job.status == "running" and job.progress > 0:
+                report(job.progress, job.message)
+            time.sleep(_POLL_S)
+            job = server.get(f"/api/jobs/{job.id}", Job)
+    except KeyboardInterrupt:
+        # The server's clock is this machine's: an older row was somebody else's wish.
+        if job.created >= begun:
+            server.post(f"/api/jobs/{job.id}/cancel", {}, Job)
+        raise
+    if job.status == "done" and job.result is not None:
+        return job.result
+    raise Failure(job.error or f"the pull was ended: {job.message}")
+
+
+def _as_own_process(config: PullConfig, settings: Settings, report: Report) -> dict[str, Any]:
+    """Run the job's process under a tether of ours; interrupting closes it."""
+    tether_read, tether = os.pipe()
+    process = subprocess.Popen(
+        [*Pull().argv(config, settings), "--tether-fd", str(tether_read)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        pass_fds=(tether_read,),
+        start_new_session=True,
+    )
+    os.close(tether_read)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            match read_line(line):
+                case Progress(progress, message):
+                    report(progress, message)
+                case Done(result):
+                    return result
+                case Failed(error):
+                    raise Failure(error)
+        raise Failure(f"the pull ended without a result (exit code {process.wait()})")
+    finally:
+        os.close(tether)
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 @contextlib.contextmanager
-def _progress(*, quiet: bool) -> Iterator[starter.Report]:
-    """A report that moves one bar per stage; on a pipe, one line when a stage begins."""
+def _progress(*, quiet: bool) -> Iterator[Report]:
+    """A report that moves a bar; on a pipe, one line when a stage begins."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.markup import escape
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if quiet:
-        yield lambda _: None
+        yield lambda _progress, _message: None
         return
     if not console.is_terminal:
         begun: set[str] = set()
 
-        def tell(progress: starter.Progress) -> None:
-            if progress.stage not in begun:
-                begun.add(progress.stage)
-                click.echo(f"{progress.stage} …", err=True)
+        def tell(_: float, message: str) -> None:
+            stage = message.partition(" ")[0]
+            if stage not in begun:
+                begun.add(stage)
+                click.echo(f"{stage} …", err=True)
 
         yield tell
         return
-    columns = (TextColumn("{task.description:9}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bars:
-        tasks: dict[str, object] = {}
-
-        def move(progress: starter.Progress) -> None:
-            if progress.stage not in tasks:
-                tasks[progress.stage] = bars.add_task(progress.stage, total=progress.total_bytes)
-            bars.update(tasks[progress.stage], completed=progress.done_bytes, total=progress.total_bytes)  # type: ignore[arg-type]
-
-        yield move
+        bar = bars.add_task("", total=1.0)
+        yield lambda progress, message: bars.update(bar, completed=progress, description=escape(message))

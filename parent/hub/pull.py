@@ -32,8 +32,8 @@ from .plan import Plan
 FILES_AT_ONCE = 4
 PLAN_FILE = "pull.json"
 
-# Called with bytes done and bytes in all, from any thread.
-Report = Callable[[int, int], None]
+# Called with the stage, bytes done and bytes in all, from any thread.
+Report = Callable[[str, int, int], None]
 
 
 class Pulled(msgspec.Struct, frozen=True):
@@ -107,6 +107,7 @@ def _pull(models: Path, stage: Path, target: Path, name: str, revision: str | No
         for file in plan.files
     }
     manifest = Manifest(name, name, files, revision=revision or "main", commit=plan.commit)
+    report("publish", plan.total_bytes, plan.total_bytes)
     staging.publish(model, target, manifest)
 
 
@@ -156,7 +157,7 @@ def _fetch(plan: Plan, parts: Path, model: Path, have: int, report: Report) -> N
         nonlocal done
         with lock:
             done += came
-            report(done, plan.total_bytes)
+            report("download", done, plan.total_bytes)
 
     def fetch(file: plans.RemoteFile) -> None:
         part = parts / _part_name(file)
@@ -164,7 +165,7 @@ def _fetch(plan: Plan, parts: Path, model: Path, have: int, report: Report) -> N
         (model / file.path).parent.mkdir(exist_ok=True)
         os.replace(part, model / file.path)
 
-    report(done, plan.total_bytes)
+    report("download", done, plan.total_bytes)
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         running = [pool.submit(fetch, file) for file in plan.files if not (model / file.path).exists()]
         wait(running, return_when=FIRST_EXCEPTION)

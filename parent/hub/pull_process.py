@@ -88,8 +88,8 @@ def pull_repository(home: Path, name: str, revision: str | None, teller: Teller)
     """The result of pulling a model of the Hub. Raises PullError."""
     from mlxpool.parent.hub.pull import pull
 
-    def report(done: int, total: int) -> None:
-        teller.bytes(done / total if total else 1.0, "download", done, total)
+    def report(stage: str, done: int, total: int) -> None:
+        teller.bytes(done / total if total else 1.0, stage, done, total)
 
     pulled = pull(home, name, revision, report, lambda: _waiting(teller))
     return {"model": name, "path": str(pulled.path), "was_there": pulled.was_there}
@@ -108,8 +108,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("name")
     options = parser.parse_args(argv)
     tether.watch(options.tether_fd)
-    # Its bars would be drawn into a pipe that nobody reads as a terminal.
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    # Its bars would be drawn into a pipe; and a pull asks the Hub for the model and for nothing else.
+    os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
     from mlxpool.parent.hub.names import STARTER
     from mlxpool.parent.jobs.lines import Done, Failed

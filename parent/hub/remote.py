@@ -29,7 +29,7 @@ LOOK_UP_TIMEOUT_S = 30.0
 def list_files(repository: str, revision: str | None) -> tuple[str, list[RemoteFile]]:
     """The commit that a revision is now, and its files. Raises PullError."""
     try:
-        info = HfApi().model_info(
+        info = HfApi(library_name="mlxpool").model_info(
             repository, revision=revision, files_metadata=True, timeout=LOOK_UP_TIMEOUT_S
         )
     except (httpx2.HTTPError, OSError) as problem:
@@ -59,9 +59,11 @@ def explain(problem: Exception, repository: str, revision: str | None = None) ->
         unseen = (
             "your token may not see it"
             if has_token
-            else "it is private: then set HF_TOKEN to a token that may read it (or run `hf auth login`)"
+            else "set HF_TOKEN to a token that may see it (or run `hf auth login`)"
         )
-        return PullError(f"there is no model {repository} at {constants.ENDPOINT}, or {unseen}")
+        return PullError(
+            f"there is no model {repository} at {constants.ENDPOINT}; if it is private, {unseen}"
+        )
     if isinstance(problem, RevisionNotFoundError):
         return PullError(f"{repository} has no revision {revision!r}; {page}/tree/main lists those there are")
     if isinstance(problem, RemoteEntryNotFoundError):

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx2
 from huggingface_hub import constants, get_session, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
 from mlxpool.parent.staging import COPY_BYTES, PullError
 from mlxpool.shared.units import format_size
@@ -115,7 +115,7 @@ def _stream(
     stop: threading.Event,
 ) -> None:
     """One request's worth of bytes, appended to the part."""
-    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+    headers = {**build_hf_headers(library_name="mlxpool"), "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
     elif file.size_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:

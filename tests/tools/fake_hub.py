@@ -9,7 +9,7 @@ by a redirect to a second origin, as the real one does with its CDN, which must 
 Faults are asked for by file: a connection that is cut, bytes that are wrong, a stream that is held until the
 test lets it go. What was asked and how many bytes of which file were sent is kept.
 
-As a program, `python -m tests.tools.fake_hub FOLDER…` serves each FOLDER as `fake/<its name>` until it is ended.
+As a program, `python -m tests.tools.fake_hub FOLDER…` serves each FOLDER as `fake/<its name>` until it ends.
 """
 
 from __future__ import annotations

@@ -65,7 +65,15 @@ def mlxpool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
             "command line: --memory-budget = 'much': not a size: 'much'; "
             "use bytes or a unit, like 48GB or 32GiB",
         ),
-        (["pull", "org/name"], "can't pull 'org/name': this version pulls `starter` alone"),
+        (
+            ["pull", "name"],
+            "'name' is no model of the Hub; use org/name, like mlx-community/Qwen3-8B-4bit, or 'starter'",
+        ),
+        (["pull", "starter", "--revision", "x"], "the starter has no revisions; leave `revision` out"),
+        (
+            ["pull", "a/b", "--revision", "a..b"],
+            "'a..b' is no revision; use a branch, a tag or a commit, like main",
+        ),
         (["load"], "Missing argument 'MODEL'."),
     ],
 )
