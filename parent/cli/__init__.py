@@ -12,8 +12,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # name → (module under mlxpool.parent.cli, help). The order is the order of `mlxpool --help`.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -31,13 +35,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Ask a model one question, or talk with it."),
     "logs": ("logs", "Show what a model's workers have written."),
     "service": ("service", "Run the server as a service: install, uninstall, status, restart, print."),
+    "doctor": ("doctor", "Look at this machine, and say what to do about what it lacks."),
     "config": ("config", "Show the settings in effect and where each comes from."),
+    "completion": ("completion", "Print what makes a shell complete commands and models."),
 }
 
 # Commands of the design that come later: told apart from typing errors.
-LATER_COMMANDS = frozenset(
-    {"bench", "cache", "colibri", "doctor", "finetune", "fuse", "import", "jobs", "quantize"}
-)
+LATER_COMMANDS = frozenset({"bench", "cache", "colibri", "finetune", "fuse", "import", "jobs", "quantize"})
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -61,13 +65,25 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if not name.startswith("-") and name not in COMMANDS:
+        # Resilient: a shell asks what could come next, and an error is no answer.
+        if not ctx.resilient_parsing and not name.startswith("-") and name not in COMMANDS:
             if name in LATER_COMMANDS:
                 raise click.UsageError(f"`mlxpool {name}` is not in this version yet")
             from mlxpool.shared.config_values import known
 
             raise click.UsageError(f"no command {name!r}; {known(name, COMMANDS)}")
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # From the table, as --help: a key was pressed, and importing every command takes too long.
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         # From the table: --help imports no command.

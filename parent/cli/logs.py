@@ -11,6 +11,7 @@ from typing import BinaryIO
 import click
 
 from mlxpool.parent.cli.common import Failure, read_settings, settings_options
+from mlxpool.parent.cli.completion import complete_model
 from mlxpool.parent.pool.worker_log import log_path
 from mlxpool.shared.config_values import known
 
@@ -18,7 +19,7 @@ _POLL_S = 0.2
 
 
 @click.command("logs")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @click.option("-f", "--follow", is_flag=True, help="Go on printing what is written.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=50, show_default=True, help="Last lines.")
 @settings_options

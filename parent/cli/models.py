@@ -21,6 +21,7 @@ from mlxpool.parent.cli.common import (
     read_settings,
     settings_options,
 )
+from mlxpool.parent.cli.completion import complete_model
 from mlxpool.shared.units import format_size
 
 _POLL_S = 0.1
@@ -77,7 +78,7 @@ def _row(entry: dict[str, Any]) -> list[str]:
 
 
 @click.command("load")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @click.option("--no-wait", is_flag=True, help="Return at once; the server goes on loading.")
 @settings_options
 @json_option
@@ -97,7 +98,7 @@ def load_command(
 
 
 @click.command("unload")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @click.option("--force", is_flag=True, help="Cut its running requests.")
 @click.option("--no-wait", is_flag=True, help="Return at once; the server lets its requests end.")
 @settings_options
@@ -118,7 +119,7 @@ def unload_command(
 
 
 @click.command("pin")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @settings_options
 @json_option
 def pin_command(model: str, config_file: Path | None, home: Path | None, as_json: bool) -> int:
@@ -129,7 +130,7 @@ def pin_command(model: str, config_file: Path | None, home: Path | None, as_json
 
 
 @click.command("unpin")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @settings_options
 @json_option
 def unpin_command(model: str, config_file: Path | None, home: Path | None, as_json: bool) -> int:

@@ -11,6 +11,7 @@ import msgspec
 
 from mlxpool.parent.cli import client
 from mlxpool.parent.cli.common import Failure, read_settings, settings_options
+from mlxpool.parent.cli.completion import complete_model
 
 
 class _Delta(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ class _Request(msgspec.Struct, omit_defaults=True):
 
 
 @click.command("run")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @click.argument("prompt", required=False)
 @click.option("--temperature", type=click.FloatRange(0, 2), help="0 always takes the likeliest token.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens of one answer.")
