@@ -59,7 +59,7 @@ function Wait({ run }) {
   else if (worker.state !== "ready") words = "Waiting for the model";
   else if (ahead >= 0 && worker.queued > 0) words = "Waiting for a place";
   return html`<div class="message-wait" data-now=${nowMs}>
-    <p class="faint">${words}${waited >= 2 ? ` · ${span(waited).replace(".0", "")}` : ""}</p>
+    <p class="faint">${words}${waited >= 2 ? ` · ${span(waited)}` : ""}</p>
     ${worker?.state === "loading" && html`<${Progress} value=${share} label="Loading ${run.model}" />`}
   </div>`;
 }
@@ -75,7 +75,7 @@ function Figures({ message }) {
   if (f?.tokens_per_s) parts.push(["rate", `${rate(f.tokens_per_s)} tokens/s`]);
   if (f?.tokens != null) parts.push(["tokens", plural(f.tokens, "token")]);
   if (f?.cached_tokens != null) parts.push(["cached", `${count(f.cached_tokens)} of ${count(f.prompt_tokens)} prompt tokens cached`]);
-  if (f) parts.push(["first", `first after ${span(f.first_s)}`]);
+  if (f) parts.push(["first", `first token after ${span(f.first_s)}`]);
   if (message.stopped) parts.push(["end", "stopped"]);
   if (message.cut) parts.push(["end", "cut at the length limit"]);
   return html`<p class="figures-line">${parts.map(([name, text]) => html`<span key=${name} class="figure-${name}">${text}</span>`)}</p>`;

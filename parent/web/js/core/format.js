@@ -13,6 +13,12 @@ export function bytes(n) {
   return `${unit === 0 ? Math.round(value) : digits(value)} ${UNITS[unit]}`;
 }
 
+/** A worker's memory: what it uses of its plan, or the plan alone until it has been measured. */
+export function used(worker) {
+  const planned = bytes(worker.planned_bytes);
+  return worker.footprint_bytes ? `${bytes(worker.footprint_bytes)} of ${planned}` : `${planned} reserved`;
+}
+
 /** Whole numbers with separators. */
 export function count(n) {
   return (n ?? 0).toLocaleString("en-US");
@@ -31,7 +37,7 @@ export function rate(n) {
 /** A time span in its largest useful unit: 0.31 s, 12 s, 4 min, 3 h, 2 d. */
 export function span(seconds) {
   const s = Math.max(0, seconds);
-  if (s < 10) return `${s.toFixed(s < 1 ? 2 : 1)} s`;
+  if (s < 10) return Number.isInteger(s) ? `${s} s` : `${s.toFixed(s < 1 ? 2 : 1)} s`;
   if (s < 90) return `${Math.round(s)} s`;
   if (s < 5400) return `${Math.round(s / 60)} min`;
   if (s < 129_600) return `${Math.round(s / 3600)} h`;
@@ -42,7 +48,7 @@ export function span(seconds) {
 export function ago(unixS, nowMs) {
   const s = Math.max(0, nowMs / 1000 - unixS);
   if (s < 5) return "just now";
-  return `${span(s < 60 ? Math.floor(s / 5) * 5 : s).replace(".0", "")} ago`;
+  return `${span(s < 60 ? Math.floor(s / 5) * 5 : s)} ago`;
 }
 
 /** The time of day of unix seconds. */

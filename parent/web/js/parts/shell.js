@@ -32,7 +32,7 @@ function DisconnectedStrip() {
   if (state !== "lost") return null;
   const wait = Math.max(0, retryAt - nowMs) / 1000;
   return html`<div class="strip" role="alert">
-    <span><strong>Disconnected.</strong> ${reason} <span aria-hidden="true">${wait >= 1 ? `Next try in ${span(Math.ceil(wait)).replace(".0", "")}.` : "Trying again…"}</span></span>
+    <span><strong>Disconnected.</strong> ${reason} <span aria-hidden="true">${wait >= 1 ? `Next try in ${span(Math.ceil(wait))}.` : "Trying again…"}</span></span>
     <button type="button" class="button small" onClick=${retryNow}>Try now</button>
   </div>`;
 }

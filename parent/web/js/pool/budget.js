@@ -1,7 +1,7 @@
 // The memory budget as one bar: what each worker has reserved, how much of that it really uses, what is left.
 
 import { html } from "../lib.js";
-import { bytes, percent } from "../core/format.js";
+import { bytes, percent, used } from "../core/format.js";
 
 const HOLDS_WEIGHTS = new Set(["loading", "ready", "draining", "stopping"]);
 
@@ -13,7 +13,7 @@ export function segments(view) {
     .map((worker) => ({
       worker,
       share: worker.planned_bytes / whole,
-      used: worker.planned_bytes ? Math.min(1, worker.footprint_bytes / worker.planned_bytes) : 0,
+      filled: worker.planned_bytes ? Math.min(1, worker.footprint_bytes / worker.planned_bytes) : 0,
       over: worker.footprint_bytes > worker.planned_bytes,
     }))
     .sort((a, b) => b.share - a.share || a.worker.model.localeCompare(b.worker.model));
@@ -33,15 +33,15 @@ export function Budget({ view }) {
     </div>
     <div class="budget-bar" role="img" aria-label="${bytes(view.reserved_bytes)} of ${bytes(view.budget_bytes)} are reserved, ${percent(view.reserved_bytes / whole)}">
       ${parts.map((part) => html`<div key=${part.worker.model} class="segment state-${part.worker.state} ${part.over ? "over" : ""}" style=${{ flexBasis: `${part.share * 100}%` }}
-          title="${part.worker.model}: uses ${bytes(part.worker.footprint_bytes)} of ${bytes(part.worker.planned_bytes)} reserved">
-        <div class="segment-used" style=${{ transform: `scaleX(${part.used})` }}></div>
+          title="${part.worker.model}: ${used(part.worker)}">
+        <div class="segment-used" style=${{ transform: `scaleX(${part.filled})` }}></div>
       </div>`)}
       ${other > 0 && html`<div class="segment other" style=${{ flexBasis: `${(other / whole) * 100}%` }} title="${bytes(other)} reserved for caches and processes"></div>`}
     </div>
     ${parts.length > 0 && html`<ul class="legend">
       ${parts.map((part) => html`<li key=${part.worker.model}><span class="swatch state-${part.worker.state}" aria-hidden="true"></span>
         <span class="legend-name">${part.worker.model}</span>
-        <span class="faint">${bytes(part.worker.footprint_bytes)} used of ${bytes(part.worker.planned_bytes)}${part.over && html` <strong class="bad">over its plan</strong>`}</span></li>`)}
+        <span class="faint">${used(part.worker)}${part.over && html` <strong class="bad">over its plan</strong>`}</span></li>`)}
       ${other > 0 && html`<li key="other"><span class="swatch other" aria-hidden="true"></span><span class="faint">${bytes(other)} caches and processes</span></li>`}
     </ul>`}
   </section>`;

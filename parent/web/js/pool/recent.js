@@ -17,9 +17,16 @@ const WORDS = {
 };
 const SHOWN = 12;
 
+/** A process is gone because it failed or crashed: the failure has said so already. */
+function isEcho(event, events) {
+  return event.event === "gone" && events.some((other) => other.model === event.model && other !== event
+    && (other.event === "failed" || other.event === "crash") && other.detail === event.detail);
+}
+
 export function Recent({ events, counters }) {
   const [all, setAll] = useState(false);
-  const shown = all ? events : events.slice(0, SHOWN);
+  const told = events.filter((event) => !isEcho(event, events));
+  const shown = all ? told : told.slice(0, SHOWN);
   return html`<section class="panel" aria-labelledby="recent-title">
     <div class="budget-head">
       <h2 id="recent-title" class="section-title">Recent</h2>
@@ -36,6 +43,6 @@ export function Recent({ events, counters }) {
             <span class="row-main"><strong>${event.model}</strong>${event.detail && html` <span class="detail">${event.detail}</span>`}</span>
           </li>`)}
         </ol>
-        ${events.length > SHOWN && html`<button type="button" class="button small" aria-expanded=${all} onClick=${() => setAll(!all)}>${all ? "Show fewer" : `Show all ${events.length}`}</button>`}`}
+        ${told.length > SHOWN && html`<button type="button" class="button small" aria-expanded=${all} onClick=${() => setAll(!all)}>${all ? "Show fewer" : `Show all ${told.length}`}</button>`}`}
   </section>`;
 }

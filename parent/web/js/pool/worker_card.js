@@ -2,7 +2,7 @@
 
 import { html, useState } from "../lib.js";
 import { load, pin, switchModel, unload } from "../core/actions.js";
-import { ago, bytes, percent, rate } from "../core/format.js";
+import { ago, bytes, percent, rate, span, used } from "../core/format.js";
 import { useNow } from "../core/now.js";
 import { linkTo } from "../core/router.js";
 import { loadProgress } from "../core/state.js";
@@ -11,6 +11,7 @@ import { confirm } from "../parts/dialog.js";
 import { Icon } from "../parts/icons.js";
 import { ModelPicker } from "../parts/model_picker.js";
 
+const IS_COMING = new Set(["starting", "loading"]);
 const IS_GOING = new Set(["draining", "stopping"]);
 
 export function WorkerCard({ worker }) {
@@ -23,12 +24,12 @@ export function WorkerCard({ worker }) {
       ${worker.pinned && html`<span class="pinned" title="Pinned: never evicted"><${Icon} name="pin" /><span class="visually-hidden">pinned</span></span>`}
       <${StateBadge} state=${state} />
     </div>
-    ${state === "loading" || state === "starting" ? html`<${Loading} worker=${worker} />` : isDown ? html`<${Reason} worker=${worker} />` : html`<${Figures} worker=${worker} />`}
+    ${IS_COMING.has(state) ? html`<${Loading} worker=${worker} />` : isDown ? html`<${Reason} worker=${worker} />` : html`<${Figures} worker=${worker} />`}
     <div class="card-actions">
       ${isDown
         ? html`<button type="button" class="button small" onClick=${() => load(model)}>${state === "failed" ? "Try again" : "Load"}</button>`
         : html`
-          <button type="button" class="button small" disabled=${IS_GOING.has(state) && worker.active === 0} onClick=${() => unloadOrForce(worker)}>${IS_GOING.has(state) ? "End now" : "Unload"}</button>
+          <button type="button" class="button small" disabled=${IS_GOING.has(state) && worker.active === 0} onClick=${() => unloadOrForce(worker)}>${IS_GOING.has(state) ? "End now" : IS_COMING.has(state) ? "Cancel" : "Unload"}</button>
           <button type="button" class="button small" disabled=${IS_GOING.has(state)} onClick=${() => setPicking(true)}>Switch…</button>`}
       <button type="button" class="button small" aria-pressed=${worker.pinned} onClick=${() => pin(model, !worker.pinned)}>${worker.pinned ? "Unpin" : "Pin"}</button>
       <span class="spread"></span>
@@ -74,11 +75,11 @@ function Figures({ worker }) {
     <div class="figure-main"><dt>tokens/s</dt><dd>${worker.active > 0 ? rate(worker.tokens_per_s) : "–"}</dd></div>
     <div><dt>running</dt><dd>${worker.active}</dd></div>
     <div><dt>waiting</dt><dd>${worker.queued}</dd></div>
-    <div class="figure-memory"><dt>memory</dt><dd>${bytes(worker.footprint_bytes)}<span class="faint"> of ${bytes(worker.planned_bytes)}</span></dd></div>
   </dl>
+  <p class="card-memory"><span class="faint">Memory</span><span>${used(worker)}</span></p>
   <div class="meter" aria-hidden="true"><div style=${{ transform: `scaleX(${worker.planned_bytes ? Math.min(1, worker.footprint_bytes / worker.planned_bytes) : 0})` }}></div></div>
   <p class="card-foot faint">
-    <span>${idle && worker.last_used ? `last used ${ago(worker.last_used, nowMs)}` : `${worker.state} since ${ago(worker.since, nowMs).replace(" ago", "")}`}</span>
+    <span>${idle && worker.last_used ? `last used ${ago(worker.last_used, nowMs)}` : `${worker.state === "ready" ? "ready" : "finishing"} for ${span(Math.floor(nowMs / 1000 - worker.since))}`}</span>
     ${worker.pid !== null && html`<span>pid ${worker.pid}</span>`}
     ${worker.restarts > 0 && html`<span class="warn">${worker.restarts} restarts</span>`}
   </p>`;
