@@ -20,6 +20,7 @@ from mlxpool.shared.config import ConfigError, Settings
 from . import run_folder
 from .edge.app import Parts, make_app
 from .edge.events import EventHub
+from .edge.http_server import listen
 from .edge.models import view_model
 from .edge.trace import Trace
 from .jobs.runner import Jobs
@@ -73,13 +74,10 @@ async def serve(
     runner = web.AppRunner(
         make_app(Parts(pool, library, jobs, hub, trace, lambda: live.settings.server, reloader.reload)),
         handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=75.0,
         shutdown_timeout=CLOSE_TIMEOUT_S,
     )
     await runner.setup()
-    site = web.SockSite(runner, listener)
-    await site.start()
+    server = await listen(runner, listener)
 
     host, port = listener.getsockname()[:2]
     run_folder.write_address(
@@ -111,7 +109,7 @@ async def serve(
         loop.add_signal_handler(number, on_signal, number.name)
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
     await stop.wait()
-    await site.stop()  # no new connections; those that are open get their answers or their error
+    server.close()  # no new connections; those that are open get their answers or their error
     await jobs.close()  # first: a job may wait for the pool, never the pool for a job
     await pool.close()
     telling.cancel()

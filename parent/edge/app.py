@@ -14,6 +14,7 @@ from functools import partial
 
 import msgspec
 from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from mlxpool.parent.jobs.runner import Jobs
@@ -111,7 +112,11 @@ def _guard(live: Callable[[], Server]) -> Middleware:
             return error_response(request, err)
         except web.HTTPException as err:
             return error_response(request, _of_http(request, err))
-        except (ConnectionError, web.HTTPRequestEntityTooLarge):
+        except (web.RequestPayloadError, HttpProcessingError) as err:
+            return error_response(
+                request, error("invalid_request", f"the body can't be read: {_first_line(err)}")
+            )
+        except ConnectionError:
             raise
         except Exception:
             logger.exception("request %s: %s %s", request[REQUEST_ID], request.method, request.path)
@@ -146,6 +151,10 @@ def _of_http(request: web.Request, err: web.HTTPException) -> ApiError:
     if err.status == 413:
         return _too_large()
     return ApiError(err.status, "invalid_request", err.reason)
+
+
+def _first_line(err: Exception) -> str:
+    return (str(getattr(err, "message", "")) or str(err)).strip().partition("\n")[0]
 
 
 def _too_large() -> ApiError:

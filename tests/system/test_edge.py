@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from pathlib import Path
 
@@ -306,3 +307,55 @@ async def test_a_load_that_fails_after_the_stream_was_opened_is_its_last_event(t
         assert "no such tensor" in failed.error["message"]
         assert refused.error is not None
         assert failed.roles == refused.roles == ["assistant"]
+
+
+async def raw(port: int, *pieces: bytes) -> bytes:
+    """What the server sends back to these bytes until it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+NO_HTTP = [
+    b"GE T / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    b"GET / HTTP/9.x\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 70_000 + b"\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: many\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}x",
+]
+
+
+async def test_what_is_no_http_is_refused_in_json_without_a_traceback(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        for data in NO_HTTP:
+            head, _, body = (await raw(served.port, data)).partition(b"\r\n\r\n")
+            assert head.split(b" ")[1] == b"400", data[:60]
+            assert b"x-request-id: req_" in head.lower()
+            assert json.loads(body)["error"]["code"] == "invalid_request"
+            assert b"Python" not in head
+        assert "Traceback" not in served.log()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+async def test_a_body_that_is_not_encoded_as_it_says_is_a_400(tmp_path: Path, models: Path, encoding: str):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        data = json.dumps(chat_body("a")).encode()
+        answer = await served.request("POST", "/v1/chat/completions", data=data, Content_Encoding=encoding)
+        assert (answer.status, answer.code) == (400, "invalid_request")
+        assert "Traceback" not in served.log()
+
+
+async def test_a_compressed_body_is_read_and_a_bomb_is_too_large(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        packed = gzip.compress(json.dumps(chat_body("a", "q")).encode())
+        answer = await served.request("POST", "/v1/chat/completions", data=packed, Content_Encoding="gzip")
+        assert answer.text == expected_text("a", "q")
+        bomb = gzip.compress(b" " * (80 * 2**20))
+        answer = await served.request("POST", "/v1/chat/completions", data=bomb, Content_Encoding="gzip")
+        assert (answer.status, answer.code) == (413, "body_too_large")

@@ -1,0 +1,70 @@
+"""Connections: what is no HTTP request is refused as the API refuses everything else.
+
+aiohttp answers a request line it can't parse with plain text and logs a traceback. A client of this API gets
+the JSON envelope, a request id and a closed connection; the log gets a line that nobody has to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Any
+
+from aiohttp import web
+
+from mlxpool.shared.errors import ApiError, error
+
+from .reply import error_response, request_id
+
+logger = logging.getLogger("mlxpool.edge")
+
+# A client that keeps its connection need not open one for the next question of a conversation.
+KEEP_ALIVE_S = 75.0
+# Characters of aiohttp's explanation that a client is told.
+MAX_REASON_CHARS = 120
+
+
+class Connection(web.RequestHandler):  # type: ignore[type-arg]
+    """aiohttp's connection with our words for what goes wrong before there is a request."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """An error outside of any handler: mostly bytes that are no HTTP."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("part of an answer was sent already")
+        identity = request_id(None)
+        if status >= 500:
+            logger.error("request %s failed outside of its handler", identity, exc_info=exc)
+            refusal = error("internal_error", f"the server failed; its log has request {identity}")
+        else:
+            logger.debug("request %s: %s: %s", identity, status, message)
+            reason = (message or "").strip().partition("\n")[0].rstrip(":")[:MAX_REASON_CHARS]
+            refusal = ApiError(
+                status, "invalid_request", f"not a valid HTTP request: {reason or 'malformed'}"
+            )
+        response = error_response(request, refusal)
+        response.headers["x-request-id"] = identity
+        response.headers["Server"] = "mlxpool"
+        response.force_close()
+        return response
+
+
+async def listen(runner: web.AppRunner, listener: socket.socket) -> asyncio.Server:
+    """Serve the runner's application on a bound socket; the runner's cleanup ends the connections."""
+    server = runner.server
+    assert server is not None
+    loop = asyncio.get_running_loop()
+    settings: dict[str, Any] = {
+        "access_log": None,
+        "logger": logger,
+        "keepalive_timeout": KEEP_ALIVE_S,
+    }
+    return await loop.create_server(lambda: Connection(server, loop=loop, **settings), sock=listener)
