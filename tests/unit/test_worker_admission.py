@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxpool.worker.engine.admission import GROWTH_BLOCK_TOKENS, KvCost, LayerKv, Projection, fits
+from mlxpool.worker.engine.admission import GROWTH_BLOCK_TOKENS, KvCost, LayerKv, Projection, holds
 
 FULL = KvCost(layers=(LayerKv(100), LayerKv(100)))
 
@@ -22,15 +22,17 @@ def test_a_sliding_layer_stops_growing_at_its_window_and_a_state_layer_never_gro
     assert cost.row_bytes(4096) == 4096 * 100 + 512 * 100 + 7
 
 
-def test_rows_join_while_what_they_may_grow_to_fits() -> None:
+def test_rows_are_held_while_what_they_may_grow_to_fits() -> None:
     pool = FULL.row_bytes(1024) * 2
-    assert fits(row(24, 1000), [row(24, 1000)], FULL, pool)
-    assert not fits(row(25, 1000), [row(24, 1000)], FULL, pool)
-    assert not fits(row(24, 1000), [row(24, 1000), row(1, 1)], FULL, pool)
+    assert holds([row(24, 1000), row(24, 1000)], FULL, pool) == 2
+    assert holds([row(24, 1000), row(25, 1000)], FULL, pool) == 1
+    assert holds([row(24, 1000), row(1, 1), row(24, 1000)], FULL, pool) == 2
 
 
-def test_a_row_that_is_alone_always_runs() -> None:
-    assert fits(row(10_000, 10_000), [], FULL, 1)
+def test_the_oldest_row_always_runs() -> None:
+    assert holds([row(10_000, 10_000)], FULL, 1) == 1
+    assert holds([row(10_000, 10_000), row(1, 1)], FULL, 1) == 1
+    assert holds([], FULL, 1) == 0
 
 
 def test_a_row_without_a_limit_is_counted_a_block_ahead_of_itself() -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models import gemma2, gpt_bigcode
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
+from mlxpool.worker.engine import admission
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.batch import shares_passes
 from mlxpool.worker.engine.chunks import ChunkWidth
@@ -304,6 +306,37 @@ async def test_a_long_row_and_short_ones_stay_inside_the_kv_pool(tiny: TinyModel
     await until(all_ended)
     assert [client.text for client, _ in rows] == [client.text for client in alone]
     assert cost.row_bytes(2048) < max(used) <= pool_bytes
+
+
+async def test_rows_without_a_limit_that_outgrow_the_pool_take_turns_and_lose_nothing(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "GROWTH_BLOCK_TOKENS", 64)
+    running = await Running(tiny("llama"), batch=4, width=64).ready()
+    cost = KvCost((LayerKv(2 * 2 * 16 * 2 * 4),))
+    settings = {"max_tokens": 400, "temperature": 1.0}
+    plans = [
+        msgspec.structs.replace(plan(range(20 + place), seed=place, **settings), limited=False)
+        for place in range(4)
+    ]
+    alone = [await running.ask(of) for of in plans]
+    pool_bytes = cost.row_bytes(1024)
+    running.engine._limits = Limits(4, pool_bytes)
+    rows = [running.submit(of) for of in plans]
+    ended: list[int] = []
+    used: list[int] = []
+
+    def all_ended() -> bool:
+        used.append(running.engine.counters.kv_used_bytes)
+        ended.extend(n for n, (client, _) in enumerate(rows) if n not in ended and client.ended.is_set())
+        return len(ended) == 4
+
+    await until(all_ended)
+    # The first block of each fits, the second of only two at a time.
+    assert ended[0] in (0, 1)
+    assert max(used) <= pool_bytes
+    assert [client.text for client, _ in rows] == [client.text for client in alone]
+    assert [client.events[-2:] for client, _ in rows] == [client.events[-2:] for client in alone]
 
 
 GEMMA2 = gemma2.ModelArgs(

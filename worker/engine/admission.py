@@ -2,14 +2,14 @@
 
 A row is counted with what it may grow to: its prompt and its clamped max_tokens. A request that set no
 limit could grow to the whole context, and counting it so would serve one at a time; it is counted in
-blocks instead, one block ahead of what it holds. Sliding layers are counted up to their window.
-Admission is first come first served: a row that has to wait makes those behind it wait, and a row that
-is alone always runs.
+blocks instead, one block ahead of what it holds; when rows have grown out of the pool together, the youngest
+give up their place and wait again. Sliding layers are counted up to their window. Admission is first come
+first served: a row that has to wait makes those behind it wait, and a row that is alone always runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 
@@ -59,10 +59,11 @@ class Projection(msgspec.Struct, frozen=True):
         return self.prompt + min(self.max_tokens, ahead)
 
 
-def fits(candidate: Projection, running: Iterable[Projection], cost: KvCost, pool_bytes: int) -> bool:
-    """Whether `candidate` may join the running rows; alone it always may."""
-    rows = list(running)
-    if not rows:
-        return True
-    used = sum(cost.row_bytes(row.tokens()) for row in rows)
-    return used + cost.row_bytes(candidate.tokens()) <= pool_bytes
+def holds(rows: Sequence[Projection], cost: KvCost, pool_bytes: int) -> int:
+    """How many of the rows, oldest first, the pool holds; the oldest it always does."""
+    used = 0
+    for place, row in enumerate(rows):
+        used += cost.row_bytes(row.tokens())
+        if place and used > pool_bytes:
+            return place
+    return len(rows)

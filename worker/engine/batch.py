@@ -106,7 +106,7 @@ class _Group:
         self.rows = [self.rows[place] for place in places]
 
     def read(self, tokens: mx.array) -> list[tuple[Row, int]]:
-        """Wait for sampled tokens [rows]; those of rows that only fed their prompt are no tokens."""
+        """Wait for sampled tokens [rows]; those of rows that have only just joined are no tokens."""
         if not any(row.primed for row in self.rows):
             return []
         values: Any = tokens.tolist()
@@ -130,13 +130,13 @@ class DecodeBatch:
     @property
     def held_bytes(self) -> int:
         """What the rows' caches take now, padding included."""
-        lengths = [[row.prefilled + row.emitted for row in group.rows] for group in self._groups]
+        lengths = [[len(row.ids) for row in group.rows] for group in self._groups]
         return grouping.held_bytes(lengths, self._cost)
 
     def join(self, row: Row) -> None:
-        """Take a prefilled row with its caches; the prompt's last token is what it feeds first."""
+        """Take a prefilled row with its caches; the last of its ids is what it feeds first."""
         cache, row.cache = row.cache, []
-        self._groups.append(_Group([row], cache, mx.array([row.plan.ids[-1]], dtype=mx.uint32)))
+        self._groups.append(_Group([row], cache, mx.array([row.ids[-1]], dtype=mx.uint32)))
 
     def leave(self, leaving: Collection[Row]) -> None:
         """Drop rows; the others keep their caches and pending tokens."""

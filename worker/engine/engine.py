@@ -27,7 +27,7 @@ import mlx.core as mx
 import msgspec
 
 from mlxpool.shared.errors import error
-from mlxpool.worker.engine.admission import KvCost, fits
+from mlxpool.worker.engine.admission import KvCost, holds
 from mlxpool.worker.engine.batch import DecodeBatch
 from mlxpool.worker.engine.chunks import ChunkWidth, next_turn
 from mlxpool.worker.engine.row import Row
@@ -88,6 +88,7 @@ class Engine:
         self._arrived: deque[Row] = deque()  # guarded by _wake
         self._nudged = False  # guarded by _wake: a mark was set, look before sleeping
         self._owed = 0  # rows not ended yet; event loop only
+        self._submitted = 0  # event loop only
         # The engine thread's own:
         self._waiting: deque[Row] = deque()
         self._prefilling: list[Row] = []
@@ -102,6 +103,8 @@ class Engine:
     def submit(self, row: Row) -> None:
         """Hand a row over; its sink gets all of its events, the last one a Finish or a Failure."""
         self._owed += 1
+        self._submitted += 1
+        row.number = self._submitted
         with self._wake:
             self._arrived.append(row)
             self._wake.notify()
@@ -150,6 +153,7 @@ class Engine:
         while True:
             self._take(idle=not (self._waiting or self._prefilling or batch.rows))
             self._drop_cancelled(batch)
+            self._make_room(batch, loaded)
             self._admit(batch, loaded)
             self._prefill(batch, loaded)
             if batch.rows:
@@ -179,12 +183,27 @@ class Engine:
                     group.remove(row)
         self._leave(batch, [row for row in batch.rows if row.cancelled])
 
+    def _make_room(self, batch: DecodeBatch, loaded: Loaded) -> None:
+        """Rows without a limit that have grown out of the KV pool: the youngest wait again, at the front."""
+        running = sorted([*batch.rows, *self._prefilling], key=lambda row: row.number)
+        outgrown = running[self._held(running, loaded) :]
+        if not outgrown:
+            return
+        self._prefilling = [row for row in self._prefilling if row not in outgrown]
+        self._leave(batch, outgrown)
+        for row in reversed(outgrown):
+            row.requeue()
+            self._waiting.appendleft(row)
+
+    def _held(self, rows: Sequence[Row], loaded: Loaded) -> int:
+        return holds([row.projection() for row in rows], loaded.kv, self._limits.kv_pool_bytes)
+
     def _admit(self, batch: DecodeBatch, loaded: Loaded) -> None:
         """Waiting rows, first come first served, while there is a place and room in the KV pool."""
         while self._waiting and len(batch.rows) + len(self._prefilling) < self._limits.batch:
             row = self._waiting[0]
-            running = (other.projection() for other in (*batch.rows, *self._prefilling))
-            if not fits(row.projection(), running, loaded.kv, self._limits.kv_pool_bytes):
+            rows = [*batch.rows, *self._prefilling, row]
+            if self._held(rows, loaded) < len(rows):
                 return
             self._waiting.popleft()
             row.cache = loaded.make_cache()
@@ -226,7 +245,7 @@ class Engine:
             self._fail_batch(batch, rows, err)
 
     def _run_chunk(self, row: Row, end: int, model: Any) -> None:
-        chunk = row.plan.ids[row.prefilled : end]
+        chunk = row.ids[row.prefilled : end]
         began_s = time.perf_counter()
         model(mx.array([chunk], dtype=mx.uint32), cache=row.cache)
         mx.eval([cache.state for cache in row.cache])
@@ -277,6 +296,7 @@ class Engine:
     def _emit(self, row: Row, token: int) -> bool:
         """Turn a token into events; True when the row ends with it. An eos wins over the length limit."""
         row.emitted += 1
+        row.ids.append(token)
         self.counters.tokens += 1
         reason: FinishReason | None = None
         text = ""

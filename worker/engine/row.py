@@ -18,9 +18,9 @@ from mlxpool.worker.text.events import Event
 class Row:
     """A plan on its way: waiting, prefilled up to `prefilled`, decoding.
 
-    cache: mlx-lm's caches, one per layer, until the row joins the batch. primed: the prompt's last token
-    has gone through the model, so what is pending is a sampled token. sampled counts draws, emitted the
-    tokens that were handed out.
+    ids: the prompt and the tokens that were handed out. cache: mlx-lm's caches, one per layer, until the row
+    joins the batch. primed: the last of the ids it joined with has gone through the model, so what is pending
+    is a sampled token. sampled counts draws, emitted the tokens that were handed out.
     """
 
     def __init__(self, plan: Plan, text: AnswerText, sink: Callable[[Sequence[Event]], None]) -> None:
@@ -29,6 +29,8 @@ class Row:
         self.text = text
         self.sink = sink
         self.cancelled = False
+        self.number = 0  # in the order of arrival, from 1
+        self.ids = list(plan.ids)
         self.cache: list[Any] = []
         self.prefilled = 0
         self.passed_over = 0
@@ -38,8 +40,14 @@ class Row:
 
     @property
     def prefill_end(self) -> int:
-        """Prompt tokens that are prefilled; the last one goes through the first decode step."""
-        return len(self.plan.ids) - 1
+        """Ids that are prefilled; the last one goes through the first decode step."""
+        return len(self.ids) - 1
+
+    def requeue(self) -> None:
+        """Give up the caches: what has been handed out is prefilled with the prompt when there is room again,
+        and the draws go on with the same randomness."""
+        self.cache, self.prefilled, self.passed_over = [], 0, 0
+        self.primed, self.sampled = False, self.emitted
 
     def projection(self) -> Projection:
         return Projection(len(self.plan.ids), self.emitted, self.plan.max_tokens, self.plan.limited)
