@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from mlxpool.parent.cli import COMMANDS, LATER_COMMANDS
+from mlxpool.parent.edge.static import STATIC_PREFIX
 from mlxpool.shared.config import SECTIONS, ModelSettings, keys_of
 from mlxpool.shared.errors import STATUS_OF
 
@@ -56,7 +57,8 @@ def test_every_error_code_is_in_the_http_page_with_its_status() -> None:
 
 
 def test_the_http_page_lists_the_routes_that_there_are() -> None:
-    source = (ROOT / "parent/edge/app.py").read_text()
+    source = "".join(path.read_text() for path in sorted((ROOT / "parent/edge").glob("*.py")))
+    source = source.replace('STATIC_PREFIX + "', f'"{STATIC_PREFIX}')
     served = {
         f"{method.upper()} {path.replace(':.+', '')}"
         for method, path in re.findall(r'web\.(get|post|delete)\("([^"]+)"', source)
