@@ -255,6 +255,34 @@ async def test_a_cancelled_row_says_nothing_more_and_is_not_owed(start: Start) -
     assert (await running.ask(plan(range(30)))).events[-1] == Finish("length")
 
 
+async def test_a_row_cancelled_while_the_engine_looks_for_such_rows_is_not_owed_for_ever(
+    start: Start,
+) -> None:
+    class Marked(Row):
+        """Its mark is set between one look and the next."""
+
+        looks = -1
+
+        @property
+        def cancelled(self) -> bool:
+            self.looks += self.looks >= 0
+            return self.looks > 1
+
+        @cancelled.setter
+        def cancelled(self, value: bool) -> None:
+            pass
+
+    running = await start()
+    client = Client()
+    of = plan(range(30), max_tokens=100_000, temperature=1.0)
+    row = Marked(of, AnswerText(ByteDetokeniser(lambda token: bytes([token % 256])), ()), client.put)
+    running.engine.submit(row)
+    await until(lambda: len(client.events) > 3)
+    row.looks = 0
+    await until(lambda: running.engine.pending == 0)
+    assert running.engine.counters.cancelled == 1
+
+
 async def test_rows_beyond_the_batch_wait_first_come_first_served(start: Start) -> None:
     running = await start(batch=2)
     ended: list[int] = []

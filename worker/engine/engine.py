@@ -175,13 +175,16 @@ class Engine:
             self._nudged = False
 
     def _drop_cancelled(self, batch: DecodeBatch) -> None:
-        for group in (self._waiting, self._prefilling, batch.rows):
-            for row in [row for row in group if row.cancelled]:
-                self.counters.cancelled += 1
-                self._end(row, [])
-                if group is not batch.rows:
-                    group.remove(row)
-        self._leave(batch, [row for row in batch.rows if row.cancelled])
+        # Looked at once: a mark may be set at any moment, and a row that leaves must also have ended.
+        gone = [row for row in (*self._waiting, *self._prefilling, *batch.rows) if row.cancelled]
+        if not gone:
+            return
+        for row in gone:
+            self.counters.cancelled += 1
+            self._end(row, [])
+        self._waiting = deque(row for row in self._waiting if row not in gone)
+        self._prefilling = [row for row in self._prefilling if row not in gone]
+        self._leave(batch, gone)
 
     def _make_room(self, batch: DecodeBatch, loaded: Loaded) -> None:
         """Rows without a limit that have grown out of the KV pool: the youngest wait again, at the front."""
