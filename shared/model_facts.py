@@ -4,7 +4,8 @@ Pure. Configs name the same thing in several ways; what matters here is, per lay
 token adds to its cache (`kv_width`), whether the cache stops growing at a window, and what it keeps besides.
 Where an architecture is not known to do better, a layer counts as full attention: a plan may be too large,
 never too small. Which architectures cap a layer's cache at its window is mlx-lm's doing (those whose model
-file builds a rotating cache), not the config's.
+file builds a rotating cache), not the config's. What a config leaves to its architecture's defaults (as Gemma
+3 its heads) is read off the tensors' shapes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ _LATENT = frozenset(
 )
 _STATE_ONLY = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv7"})
 _STATE_LAYER_TYPES = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent"})
+
+# Where nothing says how wide a head is: the narrowest in use, which makes the most of them.
+_NARROW_HEAD = 64
 
 _Kind = Literal["full", "sliding", "state", "none"]
 
@@ -69,6 +73,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     model_type = str(config.get("model_type", checkpoint.model_type))
     hidden = _number(config, "hidden_size", "n_embd", "d_model", "dim")
     heads = _number(config, "num_attention_heads", "n_head", "n_heads")
+    rows = _projection_rows(checkpoint.tensors)
     return ModelFacts(
         model_type=model_type,
         weights_bytes=_stored_bytes(checkpoint.tensors),
@@ -76,11 +81,11 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         float_bytes=_float_bytes(checkpoint.tensors),
         hidden=hidden,
         ffn=_ffn_width(config, hidden),
-        vocab=_number(config, "vocab_size", "n_vocab"),
-        heads=heads,
+        vocab=_number(config, "vocab_size", "n_vocab") or rows["embed_tokens"],
+        heads=heads or rows["q_proj"] // (_number(config, "head_dim") or _NARROW_HEAD),
         max_context=_number(config, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
         or None,
-        layers=_layers(config, model_type, hidden, heads),
+        layers=_layers(config, model_type, hidden, heads, rows["k_proj"] + rows["v_proj"]),
     )
 
 
@@ -93,6 +98,20 @@ def _number(config: Mapping[str, Any], *names: str) -> int:
     return 0
 
 
+def _projection_rows(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Rows of the language model's widest embedding and q, k and v projections, 0 for what is not there.
+
+    Quantised weights are packed along their columns: rows are the same.
+    """
+    rows = {"embed_tokens": 0, "q_proj": 0, "k_proj": 0, "v_proj": 0}
+    for name, tensor in tensors.items():
+        parts = name.split(".")
+        is_tower = any("vision" in part or "audio" in part for part in parts)
+        if len(parts) > 1 and parts[-1] == "weight" and parts[-2] in rows and tensor.shape and not is_tower:
+            rows[parts[-2]] = max(rows[parts[-2]], tensor.shape[0])
+    return rows
+
+
 def _ffn_width(config: Mapping[str, Any], hidden: int) -> int:
     """Numbers per token inside the MLP: the dense one's, or those of a token's experts together."""
     dense = _number(config, "intermediate_size", "n_inner", "ffn_dim")
@@ -100,9 +119,11 @@ def _ffn_width(config: Mapping[str, Any], hidden: int) -> int:
     return max(dense, experts * (_number(config, "moe_intermediate_size") or dense)) or 4 * hidden
 
 
-def _layers(config: Mapping[str, Any], model_type: str, hidden: int, heads: int) -> tuple[Layer, ...]:
+def _layers(
+    config: Mapping[str, Any], model_type: str, hidden: int, heads: int, kv_rows: int
+) -> tuple[Layer, ...]:
     count = _number(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    width = _kv_width(config, model_type, hidden, heads)
+    width = _kv_width(config, model_type, hidden, heads) or kv_rows
     window = _number(config, "sliding_window")
     state = _state_bytes(config, hidden)
     kinds: list[_Kind] = [_kind(config, model_type, index, window) for index in range(count)]

@@ -269,6 +269,23 @@ def test_a_text_config_inside_is_the_one_that_counts(tmp_path: Path) -> None:
     assert (facts.model_type, facts.hidden, facts.layers) == ("gemma3_text", 32, (Layer(16),))
 
 
+def test_heads_that_a_config_leaves_to_its_architecture_are_read_off_the_tensors(tmp_path: Path) -> None:
+    # As the config of Gemma 3 4B is written: no heads, no vocabulary.
+    inner = {"model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 8}
+    tower, text = "vision_tower.layers.0.self_attn", "language_model.model.layers.0.self_attn"
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {
+        "language_model.model.embed_tokens.weight": ("BF16", (320, 64)),
+        f"{text}.q_proj.weight": ("BF16", (512, 64)),
+        f"{text}.k_proj.weight": ("U32", (256, 8)),  # packed: rows are what they were
+        f"{text}.v_proj.weight": ("BF16", (256, 64)),
+        f"{tower}.k_proj.weight": ("BF16", (1152, 64)),
+    }
+    facts = model_facts(
+        checkpoint.read(write_model(tmp_path, tensors, {"model_type": "gemma3", "text_config": inner}))
+    )
+    assert (facts.layers, facts.heads, facts.vocab) == ((Layer(512), Layer(512)), 8, 320)
+
+
 def test_numbers_of_the_wrong_type_count_as_missing(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, {"num_hidden_layers": "two", "vocab_size": True, "hidden_size": None})
     assert (facts.layers, facts.vocab, facts.hidden) == ((), 0, 0)
