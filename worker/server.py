@@ -186,6 +186,9 @@ class Server:
         except ConnectionError:
             log.outcome = "cancelled"
             raise
+        except Exception:
+            log.outcome = "internal_error"
+            raise
         finally:
             self._open -= 1
             if not self._open:

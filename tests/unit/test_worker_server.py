@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any, ClassVar
 
 import aiohttp
 import pytest
@@ -82,3 +83,20 @@ async def test_a_mailbox_gives_everything_once_and_nothing_after_its_time_out() 
     mailbox.put([Text("b")])
     assert await mailbox.take() == [Text("a"), Text("b")]
     assert await mailbox.take(0.001) == []
+
+
+async def test_the_log_says_so_when_the_worker_itself_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken:
+        async def prepare(self, _body: bytes) -> None:
+            raise LookupError("a fault of ours")
+
+    class Request:
+        headers: ClassVar[dict[str, str]] = {}
+
+        async def read(self) -> bytes:
+            return b""
+
+    serving: Any = server.Server(*(None,) * 4, Broken())  # type: ignore[arg-type]
+    with pytest.raises(LookupError):
+        await serving._chat(Request())
+    assert ": internal_error, " in capsys.readouterr().err
