@@ -47,6 +47,7 @@ StartLimitBurst={_RESTARTS}
 [Service]
 Type=exec
 ExecStart={command}
+ExecReload=/bin/kill -HUP $MAINPID
 {environment}WorkingDirectory=-{_specifiers(str(spec.home))}
 UMask={UMASK:04o}
 LimitNOFILE={OPEN_FILES}

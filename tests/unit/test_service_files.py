@@ -68,6 +68,7 @@ def test_the_unit_has_these_keys_and_no_others() -> None:
         },
         "Service": {
             "Type": "exec",
+            "ExecReload": "/bin/kill -HUP $MAINPID",
             "Environment": '"MLXPOOL_POOL_IDLE_TTL=5m"',
             "WorkingDirectory": "-/home/ann/.mlxpool",
             "UMask": "0077",
