@@ -23,6 +23,9 @@ from .lines import Line, read_line
 
 # Between SIGTERM and SIGKILL: a job's work is staged, so it has nothing to save.
 STOP_GRACE_S = 3.0
+# For the rest of a killed group: one of it may stay as a zombie for ever where nothing reaps orphans.
+GROUP_LOOKS = 100
+GROUP_LOOK_INTERVAL_S = 0.01
 # Last lines that are no messages: what a crash is explained with.
 TAIL_LINES = 5
 TAIL_LINE_CHARS = 400
@@ -65,6 +68,7 @@ class JobProcess:
                 self._grace.cancel()
             if record is not None:
                 record.unlink(missing_ok=True)
+        await self._until_group_is_gone(process.pid)
         if code == 0:
             return None
         said = " ".join(line for line in self._tail if line)
@@ -94,6 +98,15 @@ class JobProcess:
         finally:
             os.close(tether_read)
         return self._process
+
+    async def _until_group_is_gone(self, group: int) -> None:
+        """What the process had started has been killed too; a kill takes a moment."""
+        for _ in range(GROUP_LOOKS):
+            try:
+                os.killpg(group, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            await asyncio.sleep(GROUP_LOOK_INTERVAL_S)
 
     def _signal(self, number: signal.Signals) -> None:
         """To the whole group, while the process is ours to signal."""
