@@ -6,9 +6,9 @@
 The page has no build step: a library is one or two ES modules and its licence, copied from its npm package
 into a folder that carries its version, so that a browser may keep it for ever. Browsers know no bare names
 ("preact"), and an import map would be an inline script, which the page's Content-Security-Policy forbids:
-so bare imports are rewritten to relative paths, the only change made. A manifest beside the folders says name,
-version, licence and the SHA-256 of every file as it lies there; a test compares. This script owns both vendor
-folders: what is in them and not in PACKAGES is removed.
+so bare imports are rewritten to relative paths, and mentions of source maps taken out; nothing else is
+changed. A manifest beside the folders says name, version, licence and the SHA-256 of every file as it lies
+there; a test compares. This script owns both vendor folders: what is in them and not in PACKAGES is removed.
 """
 
 from __future__ import annotations

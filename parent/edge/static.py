@@ -2,8 +2,9 @@
 
 A request's path is looked up among the names found in `parent/web` when the app was made, and never becomes a
 path itself, so there is nothing to traverse. A file is read at its first request and kept. A vendored library
-lies in a folder named after its version, so a browser may keep it for ever; everything else is asked for again
-each time and answered 304 while its ETag holds, so that an updated server is never met by yesterday's page.
+lies in a folder named after its version, so a browser may keep it for ever; everything else is asked for
+again each time and answered 304 while its ETag holds, so that an updated server is never met by yesterday's
+page.
 
 The headers are half of the page's defence. Scripts and styles come from this origin and files alone, none
 inline; and Trusted Types make the browser itself refuse any text that would be parsed as HTML, whichever line

@@ -66,7 +66,7 @@ function block(token) {
 }
 
 function item(token) {
-  return html`<li class=${token.task ? "task" : ""}>${blocksOf(token.tokens)}</li>`;
+  return html`<li class=${token.task ? "task" : undefined}>${blocksOf(token.tokens)}</li>`;
 }
 
 function Table({ token }) {

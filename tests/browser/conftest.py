@@ -1,0 +1,99 @@
+"""One Chromium for all tests of the dashboard, and pages that fail a test when anything goes wrong in them.
+
+The browser lives as long as the session, so every test here runs in the session's event loop. Each test has a
+context of its own: its storage is empty and its pages are closed at its end. An uncaught error, a warning in
+the console or a file that did not come fails the test that saw it, whatever it looked at; that is how a
+violation of the Content-Security-Policy is caught too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
+
+from tests.tools.served import Served, serve
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+# What is asked for in these tests and refused on purpose: the browser notes each refusal in its console.
+REFUSED = re.compile(r"Failed to load resource: the server responded with a status of (400|401|404|503)")
+
+OpenPage = Callable[..., Awaitable[Page]]
+Start = Callable[..., Awaitable[Served]]
+
+
+def find_chromium() -> str:
+    """The system's browser: $CHROMIUM, else the first of its usual names. Fails where there is none."""
+    named = os.environ.get("CHROMIUM")
+    found = named or next(filter(None, map(shutil.which, BROWSERS)), None)
+    mac = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+    if found is None and mac.exists():
+        return str(mac)
+    assert found, "no Chromium: apt-get install chromium, or name one in $CHROMIUM"
+    return found
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    """The one browser."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=find_chromium(), args=FLAGS)
+        yield browser
+        await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """`await start(models=…)`: a parent over scripted workers, up until the pages of the test are closed."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start_it(folder: Path = tmp_path, **options: Any) -> Served:
+            return await stack.enter_async_context(serve(folder, scripted=True, **options))
+
+        yield start_it
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def open_page(browser: Browser, start: Start) -> AsyncIterator[OpenPage]:
+    """`await open_page(served, "#/chat", width=390, …)`: a page of that server in a fresh context."""
+    del start  # only named so that its servers outlive the pages
+    contexts = []
+    faults: list[str] = []
+
+    def note(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not REFUSED.match(message.text):
+            faults.append(f"console {message.type}: {message.text}")
+
+    async def open_it(
+        served: Served, path: str = "", *, width: int = 1280, height: int = 860, **options: Any
+    ) -> Page:
+        context = await browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        context.set_default_timeout(10_000)
+        page = await context.new_page()
+        page.on("console", note)
+        page.on("pageerror", lambda error: faults.append(f"uncaught: {error}"))
+        await page.goto(f"{served.url}/{path}")
+        return page
+
+    yield open_it
+    for context in contexts:
+        await context.close()
+    assert faults == []
