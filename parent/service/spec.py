@@ -24,8 +24,8 @@ UNIT = "mlxpool.service"
 # `up` ends with this on bad settings: no restart can help, so systemd is told not to try. launchd knows
 # success and failure only; see THROTTLE_S.
 EXIT_BAD_CONFIG = 2
-# launchd's shortest time between two starts. A bad config fails within 0.3 s of work, so a start every 30 s
-# costs 1% of a core and a line of log, and the service is back half a minute after the file is mended.
+# launchd's shortest time between two starts. A bad config fails after 0.1 s of work, so a start every 30 s
+# costs 0.3% of a core and a line of log, and the service is back half a minute after the file is mended.
 THROTTLE_S = 30
 # After the drain come the last bytes of answers (5 s), ending the workers (3 s each, together) and, at
 # worst, giving gigabytes back: the manager's own kill must never come before ours is done.
