@@ -36,11 +36,26 @@ def test_a_remainder_says_nothing_unless_even_it_was_slow() -> None:
     assert width.tokens == START_TOKENS["cpu"] // 2
 
 
+def test_short_prompts_do_not_widen_the_chunks_of_one_with_a_long_context() -> None:
+    width, long_token_s, short_token_s = ChunkWidth("cpu"), 0.4 / 32, 0.4 / 1024
+    start, slowest_s, token_s = 20_000, 0.0, 0.4 / 32
+    for _ in range(20):
+        for _ in range(8):
+            width.observe(width.tokens, width.tokens * short_token_s)
+        assert width.tokens == PREFILL_CHUNK_TOKENS["cpu"]
+        tokens = width.end(start, 30_000, token_s) - start
+        width.observe(tokens, tokens * long_token_s)
+        slowest_s = max(slowest_s, tokens * long_token_s)
+        start += tokens
+    assert slowest_s <= TARGET_S
+
+
 def test_a_fixed_width_stays() -> None:
     width = ChunkWidth("cpu", fixed=48)
     width.observe(48, 9.0)
     assert width.tokens == 48
     assert [width.end(0, 100), width.end(48, 100), width.end(96, 100)] == [48, 96, 100]
+    assert width.end(48, 100, token_s=9.0) == 96
 
 
 @given(st.integers(0, 5000), st.sampled_from(["cpu", "metal"]))

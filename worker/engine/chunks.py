@@ -42,9 +42,17 @@ class ChunkWidth:
     def tokens(self) -> int:
         return self._fixed or LADDER_TOKENS[self._rung]
 
-    def end(self, start: int, last: int) -> int:
-        """Where a chunk that begins at `start` ends: the next multiple of the width, at most `last`."""
-        return min((start // self.tokens + 1) * self.tokens, last)
+    def end(self, start: int, last: int, token_s: float = 0.0) -> int:
+        """Where a chunk that begins at `start` ends: the next multiple of the width, at most `last`.
+
+        token_s: seconds a token of this row's last chunk took. Where a long context makes them dear, the row
+        keeps to the rungs it can afford, whatever width short prompts have reached meanwhile.
+        """
+        width = self.tokens
+        if not self._fixed:
+            affordable = [rung for rung in LADDER_TOKENS if rung * token_s <= TARGET_S]
+            width = min(width, max(affordable, default=LADDER_TOKENS[0]))
+        return min((start // width + 1) * width, last)
 
     def observe(self, tokens: int, elapsed_s: float) -> None:
         """A chunk of `tokens` took `elapsed_s`. Shorter ones than the width say nothing about it, unless

@@ -226,7 +226,7 @@ class Engine:
         for other in self._prefilling:
             other.passed_over += 1
         row.passed_over = 0
-        end = self.width.end(row.prefilled, row.prefill_end)
+        end = self.width.end(row.prefilled, row.prefill_end, row.token_s)
         try:
             if end > row.prefilled:
                 self._run_chunk(row, end, loaded.model)
@@ -252,7 +252,9 @@ class Engine:
         began_s = time.perf_counter()
         model(mx.array([chunk], dtype=mx.uint32), cache=row.cache)
         mx.eval([cache.state for cache in row.cache])
-        self.width.observe(len(chunk), time.perf_counter() - began_s)
+        elapsed_s = time.perf_counter() - began_s
+        self.width.observe(len(chunk), elapsed_s)
+        row.token_s = elapsed_s / len(chunk)
         row.prefilled = end
         self.counters.progress += 1
         if end == row.prefill_end:

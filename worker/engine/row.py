@@ -34,6 +34,7 @@ class Row:
         self.cache: list[Any] = []
         self.prefilled = 0
         self.passed_over = 0
+        self.token_s = 0.0  # what a token of its last chunk took
         self.primed = False
         self.sampled = 0
         self.emitted = 0
@@ -46,7 +47,7 @@ class Row:
     def requeue(self) -> None:
         """Give up the caches: what has been handed out is prefilled with the prompt when there is room again,
         and the draws go on with the same randomness."""
-        self.cache, self.prefilled, self.passed_over = [], 0, 0
+        self.cache, self.prefilled, self.passed_over, self.token_s = [], 0, 0, 0.0
         self.primed, self.sampled = False, self.emitted
 
     def projection(self) -> Projection:
