@@ -25,7 +25,7 @@ KEEP_ALIVE_S = 75.0
 MAX_REASON_CHARS = 120
 
 
-class Connection(web.RequestHandler):  # type: ignore[type-arg]
+class Connection(web.RequestHandler):
     """aiohttp's connection with our words for what goes wrong before there is a request."""
 
     __slots__ = ()

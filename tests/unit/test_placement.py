@@ -40,3 +40,21 @@ def test_what_is_being_released_is_promised_to_the_oldest_demand_alone():
 def test_no_victim_is_taken_when_all_together_would_not_be_enough():
     slots = [resident("a", "ready", 5), resident("b", "loading", 10), wanting("c", 1, 12)]
     assert place(slots, 20, 2).drain == []
+
+
+def spare_slot(reserved: int = 2) -> Slot:
+    return Slot("", model("", reserved), phase="starting", worker=9, reserved=reserved)
+
+
+def test_the_spare_counts_for_one_demand_alone():
+    move = place([wanting("a", 1), wanting("b", 2)], 20, 3, spare_slot())
+    assert (move.start, move.adopt) == (["a", "b"], "a")
+    move = place([wanting("a", 1), wanting("b", 2)], 19, 3, spare_slot())
+    assert (move.start, move.adopt) == (["a"], "a")
+
+
+def test_the_spare_is_a_victim_before_any_model():
+    importing = Slot("b", model("b", 10), phase="starting", worker=2, reserved=1)
+    importing.waiting.append(Ticket(1, "b", 0.0))
+    move = place([resident("a", "ready", 9), importing], 20, 2, spare_slot())
+    assert move.drain == [""]

@@ -825,3 +825,14 @@ def test_shutdown_ends_the_spare_too():
     assert not pool.empty
     world.run()
     assert pool.empty
+
+
+def test_no_spare_is_started_beside_a_load():
+    world, pool = stocked()
+    serving = pool.on_request(model("a"))
+    world.step("a")
+    pool.on_request(model("b"))
+    pool.on_first_token(serving)
+    assert (pool.slots["b"].phase, world.alive("")) == ("starting", None)
+    world.step("b")
+    assert world.alive("") is not None
