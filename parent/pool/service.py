@@ -40,7 +40,10 @@ STATS_TIMEOUT_S = 5.0
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """One entry of `GET /api/pool`. since, last_used: unix seconds."""
+    """One entry of `GET /api/pool`. since, last_used: unix seconds.
+
+    unloading: an unload was asked for and waits for the requests that came before it.
+    """
 
     model: str
     state: Phase
@@ -57,6 +60,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     loaded_bytes: int
     total_bytes: int
     tokens_per_s: float
+    unloading: bool
 
 
 class QueueView(msgspec.Struct, frozen=True):
@@ -257,6 +261,7 @@ class PoolService:
             loaded_bytes=slot.loaded_bytes,
             total_bytes=slot.total_bytes,
             tokens_per_s=worker.tokens_per_s if worker is not None else 0.0,
+            unloading=slot.unload_before is not None,
         )
 
     async def worker_stats(self, name: str) -> WorkerStats | None:
