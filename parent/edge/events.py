@@ -47,6 +47,7 @@ class Mailbox:
         self._states: dict[str, bytes] = {}
         self._lines: collections.deque[bytes] = collections.deque(maxlen=MAX_LINES)
         self._filled = asyncio.Event()
+        self.ended = False
 
     def wants_log(self, model: str) -> bool:
         """Whether this viewer asked for that model's log."""
@@ -62,8 +63,13 @@ class Mailbox:
         self._lines.append(event)
         self._filled.set()
 
+    def end(self) -> None:
+        """Nothing comes any more."""
+        self.ended = True
+        self._filled.set()
+
     async def take(self, timeout_s: float) -> bytes:
-        """Everything unread; b"" after so much silence."""
+        """Everything unread; b"" after so much silence, or when nothing comes any more."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._filled.wait()
@@ -108,7 +114,17 @@ class EventHub:
                 viewer.put_line(event)
 
     async def run(self) -> None:
-        """Send states when they changed, until cancelled."""
+        """Send states when they changed, until cancelled; then every viewer's stream ends.
+
+        Left open they would hold up the server's end: a viewer stays as long as it is let.
+        """
+        try:
+            await self._send_states()
+        finally:
+            for viewer in self._viewers:
+                viewer.end()
+
+    async def _send_states(self) -> None:
         loop = asyncio.get_running_loop()
         last_look = loop.time()
         while True:
@@ -142,7 +158,7 @@ class EventHub:
         try:
             states = b"".join(encode_event(name, make()) for name, make in self._make.items())
             yield encode_event("hello", {"version": version("mlxpool")}) + states + b"".join(first)
-            while True:
+            while not viewer.ended:
                 yield await viewer.take(COMMENT_INTERVAL_S) or b": still here\n\n"
         finally:
             self._viewers.discard(viewer)
