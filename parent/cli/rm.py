@@ -48,10 +48,12 @@ def rm_command(
     settings = read_settings(config_file, {"home": home})
     model = Library(settings).find(name)
     size_bytes = removal.size_bytes(_place(settings, name, model))
+    server = client.find(settings)
+    if server is not None and model is not None and not unload:
+        _refuse_loaded(server, name)
     if not yes and not _is_wanted(name if model else f"the unfinished download of {name}", size_bytes):
         click.echo(f"{name} stays")
         return 1
-    server = client.find(settings)
     if server is not None and model is not None:
         if unload:
             _unload(server, name, settings)
@@ -86,6 +88,12 @@ def _is_wanted(what: str, size_bytes: int) -> bool:
     if not sys.stdin.isatty():
         raise Failure("nobody is here to be asked; --yes removes without a question")
     return click.confirm(f"Remove {what} ({format_size(size_bytes)})?", err=True)
+
+
+def _refuse_loaded(server: client.Client, name: str) -> None:
+    worker = server.worker(name)
+    if worker is not None and worker.state not in ("absent", "failed"):
+        raise Failure(f"{name} is {worker.state}; `mlxpool rm {name} --unload` unloads it first")
 
 
 def _unload(server: client.Client, name: str, settings: Settings) -> None:

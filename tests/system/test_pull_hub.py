@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
+import shutil
 import subprocess
 import sys
 import time
@@ -217,6 +219,33 @@ def test_a_repository_whose_weights_are_not_whole_is_fetched_but_not_published(
         " says), so it was not published; `mlxpool rm org/name` removes what was fetched"
     )
     assert names(home) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_pull_that_is_killed_at_random_moments_never_shows_half_a_model(
+    hub: FakeHub, home: Path, source: Path
+) -> None:
+    hub.add("org/name", source)
+    size = sum(len(content) for content in original(source).values())
+    chance = random.Random(7)
+    kills = 0
+    for _ in range(60):
+        process = PullProcess(hub, home, "org/name")
+        time.sleep(chance.uniform(0.2, 0.8))
+        was_alive = process.process.poll() is None
+        process.kill()
+        kills += was_alive
+        assert names(home) in ([], ["org/name"])
+        if names(home):
+            assert published(home) == original(source)
+            shutil.rmtree(home / "models" / "org")
+    assert kills > 20
+    hub.sent.clear()
+    pull(hub, home, "org/name")
+    assert published(home) == original(source)
+    assert hub.sent.total() <= size + 4096
+    assert sorted(path.name for path in (home / "models").iterdir()) == [".org--name.lock", "org"]
 
 
 LOGIN = "set HF_TOKEN to a token"

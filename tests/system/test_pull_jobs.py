@@ -196,7 +196,7 @@ async def test_the_command_goes_through_a_running_server(hub: FakeHub, tmp_path:
         kept = await run(hub, served.home, "rm", "org/scripted", "--yes")
         assert (kept.returncode, kept.stderr) == (
             1,
-            "mlxpool: org/scripted is ready; unload it first: POST /api/models/org/scripted/unload\n",
+            "mlxpool: org/scripted is ready; `mlxpool rm org/scripted --unload` unloads it first\n",
         )
         removed = await run(hub, served.home, "rm", "org/scripted", "--yes", "--unload")
         assert removed.returncode == 0, removed.stderr
