@@ -33,7 +33,11 @@ FLAGS = [
     "--disable-sync",
 ]
 # What is asked for in these tests and refused on purpose: the browser notes each refusal in its console.
-REFUSED = re.compile(r"Failed to load resource: the server responded with a status of (400|401|404|503)")
+REFUSED = re.compile(
+    r"Failed to load resource: "
+    r"(the server responded with a status of (400|401|404|503)"
+    r"|net::ERR_(INTERNET_DISCONNECTED|CONNECTION_REFUSED))"
+)
 
 OpenPage = Callable[..., Awaitable[Page]]
 Start = Callable[..., Awaitable[Served]]

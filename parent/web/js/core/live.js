@@ -142,7 +142,7 @@ function take(kind, body, fresh) {
         connection.value = { state: "open", retryAt: 0, reason: "" };
         break;
       case "pool":
-        state.pool.value = body;
+        state.pool.value = { ...body, workers: body.workers.map(asSeen) };
         state.poolAt.value = Date.now();
         if (body.recent) remember(body.recent);
         break;
@@ -161,6 +161,11 @@ function take(kind, body, fresh) {
         break;
     }
   });
+}
+
+/** A model that was told to go and still answers is, for a person, finishing. */
+function asSeen(worker) {
+  return worker.unloading && worker.state === "ready" ? { ...worker, state: "draining" } : worker;
 }
 
 function remember(events) {

@@ -17,6 +17,7 @@ const IS_GOING = new Set(["draining", "stopping"]);
 export function WorkerCard({ worker }) {
   const [picking, setPicking] = useState(false);
   const { model, state } = worker;
+  const isLeaving = worker.unloading || IS_GOING.has(state);
   const isDown = state === "failed" || state === "absent";
   return html`<li class="card state-${state}" aria-label=${model}>
     <div class="card-head">
@@ -29,8 +30,8 @@ export function WorkerCard({ worker }) {
       ${isDown
         ? html`<button type="button" class="button small" onClick=${() => load(model)}>${state === "failed" ? "Try again" : "Load"}</button>`
         : html`
-          <button type="button" class="button small" disabled=${IS_GOING.has(state) && worker.active === 0} onClick=${() => unloadOrForce(worker)}>${IS_GOING.has(state) ? "End now" : IS_COMING.has(state) ? "Cancel" : "Unload"}</button>
-          <button type="button" class="button small" disabled=${IS_GOING.has(state)} onClick=${() => setPicking(true)}>Switch…</button>`}
+          <button type="button" class="button small" disabled=${isLeaving && worker.active + worker.queued === 0} onClick=${() => unloadOrForce(worker, isLeaving)}>${isLeaving ? "End now" : IS_COMING.has(state) ? "Cancel" : "Unload"}</button>
+          <button type="button" class="button small" disabled=${isLeaving} onClick=${() => setPicking(true)}>Switch…</button>`}
       <button type="button" class="button small" aria-pressed=${worker.pinned} onClick=${() => pin(model, !worker.pinned)}>${worker.pinned ? "Unpin" : "Pin"}</button>
       <span class="spread"></span>
       <a class="link" href=${linkTo("logs", model)} aria-label="Logs of ${model}">Logs</a>
@@ -41,8 +42,8 @@ export function WorkerCard({ worker }) {
 }
 
 /** A first Unload lets running answers end; only a second one cuts them, and asks. */
-async function unloadOrForce(worker) {
-  if (!IS_GOING.has(worker.state)) {
+async function unloadOrForce(worker, isLeaving) {
+  if (!isLeaving) {
     await unload(worker.model);
     return;
   }
@@ -60,7 +61,7 @@ function Loading({ worker }) {
   return html`<div class="card-loading">
     <${Progress} value=${share} label="Loading ${worker.model}" />
     <p class="faint"><span>${words}</span>${share !== null && html`<span>${percent(share)}</span>`}</p>
-    ${worker.queued > 0 && html`<p class="faint">${worker.queued} waiting for it</p>`}
+    ${worker.queued > 0 && html`<p class="faint">${worker.queued} waiting for it${worker.unloading ? "; it goes once they are answered" : ""}</p>`}
   </div>`;
 }
 

@@ -1,0 +1,242 @@
+"""The Chat page: ask, stop, edit, retry, switch; what is written stays text; what was said is kept."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, Locator, Page, expect
+
+from tests.browser.conftest import OpenPage, Start
+from tests.tools.scripted_script import expected_text, make_scripted_model, read_events
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def message_field(page: Page) -> Locator:
+    return page.get_by_role("textbox", name="Message", exact=True)
+
+
+def answers(page: Page) -> Locator:
+    return page.locator(".message.assistant:not(.running)")
+
+
+async def say(page: Page, text: str) -> None:
+    """Write a message and send it."""
+    await message_field(page).fill(text)
+    await page.keyboard.press("Enter")
+
+
+async def test_an_answer_with_its_figures(tmp_path: Path, start: Start, open_page: OpenPage):
+    folder = make_scripted_model(tmp_path / "models", "a", tokens=40, tokens_per_s=80)
+    page = await open_page(await start(models=folder.parent), "#/chat")
+    await expect(page.get_by_text("Ask a")).to_be_visible()
+    await say(page, "hello there")
+    await expect(page.locator(".bubble")).to_have_text("hello there")
+    await expect(answers(page).locator(".markdown")).to_have_text(
+        expected_text("a", "hello there", 40).strip()
+    )
+    foot = answers(page).locator(".figures-line")
+    await expect(foot.locator(".figure-tokens")).to_have_text("40 tokens")
+    await expect(foot.locator(".figure-cached")).to_have_text("0 of 2 prompt tokens cached")
+    await expect(foot.locator(".figure-first")).to_have_text(re.compile(r"^first token after \d"))
+    said = await foot.locator(".figure-rate").inner_text()
+    assert 60 < float(said.removesuffix(" tokens/s")) < 90
+    await expect(page.get_by_role("heading", level=1)).to_have_text("hello there")
+    await expect(message_field(page)).to_be_focused()
+
+
+async def test_html_in_questions_answers_and_names_stays_text(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    attack = "<img src=x onerror=window.hit=1><script>window.hit=2</script>"
+    folder = make_scripted_model(tmp_path / "models", "a", tokens=1, text=(f"{attack} **bold**",))
+    page = await open_page(await start(models=folder.parent), "#/chat")
+    await say(page, attack)
+    await expect(answers(page)).to_contain_text(attack)
+    await expect(page.locator(".bubble")).to_have_text(attack)
+    await expect(page.get_by_role("heading", level=1)).to_have_text(attack[:60] + "…")
+    assert await page.evaluate("[window.hit, document.images.length]") == [None, 0]
+
+
+async def test_the_browser_itself_refuses_text_as_markup(browser: Browser, start: Start):
+    """Whoever should try: the page's headers hold even where its code is wrong."""
+    served = await start()
+    page = await browser.new_page()
+    await page.goto(served.url)
+    tried = "() => { try { document.body.innerHTML = '<b>x</b>'; } catch (e) { return e.message; } }"
+    assert "TrustedHTML" in await page.evaluate(tried)
+    inline = """() => new Promise((resolve) => {
+        addEventListener("securitypolicyviolation", (event) => resolve(event.effectiveDirective));
+        const script = document.createElement("style");
+        script.textContent = "body { display: none }";
+        document.head.append(script);
+    })"""
+    assert await page.evaluate(inline) == "style-src-elem"
+    await page.close()
+
+
+async def test_a_stop_keeps_what_came_and_ends_the_work(tmp_path: Path, start: Start, open_page: OpenPage):
+    folder = make_scripted_model(tmp_path / "models", "a", tokens=2000, tokens_per_s=50)
+    served = await start(models=folder.parent)
+    page = await open_page(served, "#/chat")
+    await say(page, "long")
+    await expect(page.locator(".running .markdown")).to_contain_text("a:long:5")
+    await page.get_by_role("button", name="Stop").click()
+    await expect(answers(page)).to_contain_text("a:long:5")
+    await expect(answers(page).locator(".figure-end")).to_have_text("stopped")
+    await expect(page.get_by_role("button", name="Send")).to_be_visible()
+    await expect(message_field(page)).to_be_focused()
+    events = [event["event"] for event in read_events(folder)]
+    assert "cancelled" in events
+    assert "done" not in events
+
+
+async def test_escape_stops_too(tmp_path: Path, start: Start, open_page: OpenPage):
+    folder = make_scripted_model(tmp_path / "models", "a", tokens=2000, tokens_per_s=50)
+    page = await open_page(await start(models=folder.parent), "#/chat")
+    await say(page, "long")
+    await expect(page.locator(".running .markdown")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(answers(page).locator(".figure-end")).to_have_text("stopped")
+
+
+async def test_a_message_can_be_edited_and_an_answer_retried(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    folder = make_scripted_model(tmp_path / "models", "a", tokens=3)
+    page = await open_page(await start(models=folder.parent), "#/chat")
+    await say(page, "one")
+    await expect(answers(page)).to_have_count(1)
+    await say(page, "two")
+    await expect(answers(page)).to_have_count(2)
+    await page.get_by_role("button", name="Retry").click()
+    await expect(answers(page)).to_have_count(2)
+    await page.get_by_role("button", name="Edit message").first.click()
+    editor = page.get_by_role("textbox", name="Edit message")
+    await expect(editor).to_be_focused()
+    await editor.fill("three")
+    await page.keyboard.press("Enter")
+    # What came after the edited message is gone.
+    await expect(page.locator(".bubble")).to_have_text(["three"])
+    await expect(answers(page).locator(".markdown")).to_have_text([expected_text("a", "three", 3).strip()])
+    asked = [event["prompt"] for event in read_events(folder) if event["event"] == "request"]
+    assert asked == ["one", "two", "two", "three"]
+
+
+async def test_the_switcher_shows_the_load_in_place_and_the_next_question_goes_to_the_other(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    models = tmp_path / "models"
+    make_scripted_model(models, "small", tokens=2)
+    make_scripted_model(models, "large", tokens=2, weights_bytes=500_000_000, load_s=2, load_lines=40)
+    page = await open_page(await start(models=models, budget="4GB"), "#/chat?model=small")
+    await say(page, "hello")
+    await expect(answers(page).locator(".message-who")).to_have_text("small")
+    switcher = page.get_by_role("button", name="Model: ")
+    await switcher.click()
+    await page.keyboard.type("lar")
+    await page.keyboard.press("Enter")
+    await expect(switcher).to_have_attribute("aria-label", re.compile(r"^Model: large, loading, [1-9]\d?%$"))
+    await expect(switcher).to_be_focused()
+    await say(page, "and you?")
+    await expect(page.locator(".running")).to_contain_text(re.compile(r"Loading the model, \d+%"))
+    await expect(switcher).to_have_attribute("aria-label", "Model: large, ready")
+    await expect(answers(page).locator(".message-who")).to_have_text(["small", "large"])
+    await expect(answers(page).last.locator(".markdown")).to_have_text(
+        expected_text("large", "and you?", 2).strip()
+    )
+
+
+async def test_reasoning_is_folded_away(tmp_path: Path, start: Start, open_page: OpenPage):
+    text = ("<think>", "first ", "this", "</think>", "So ", "that.")
+    folder = make_scripted_model(tmp_path / "models", "a", tokens=6, text=text)
+    page = await open_page(await start(models=folder.parent), "#/chat")
+    await say(page, "why")
+    await expect(answers(page).locator(".markdown")).to_have_text("So that.")
+    reasoning = answers(page).locator(".reasoning-text")
+    await expect(reasoning).to_be_hidden()
+    await answers(page).locator("summary").press("Enter")
+    await expect(reasoning).to_have_text("first this")
+
+
+async def test_an_error_is_shown_where_the_answer_would_be_and_can_be_retried(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    folder = make_scripted_model(
+        tmp_path / "models", "a", crash_at="decode", fault_on="die", faulty_runs=1, tokens=6
+    )
+    page = await open_page(await start(models=folder.parent), "#/chat")
+    await say(page, "die")
+    await expect(answers(page).locator(".message-error")).to_contain_text("SIGABRT")
+    await expect(answers(page).locator(".markdown")).to_contain_text("a:die:2")
+    await page.get_by_role("button", name="Retry").click()
+    await expect(answers(page).locator(".message-error")).to_have_count(0)
+    await expect(answers(page).locator(".markdown")).to_have_text(expected_text("a", "die", 6).strip())
+
+
+async def test_conversations_are_kept_in_the_browser_and_can_be_deleted(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    folder = make_scripted_model(tmp_path / "models", "a", tokens=2)
+    page = await open_page(await start(models=folder.parent), "#/chat")
+    await say(page, "the first talk")
+    await expect(answers(page)).to_have_count(1)
+    await page.get_by_role("button", name="New chat").click()
+    await expect(page.get_by_text("Ask a")).to_be_visible()
+    await say(page, "the second talk")
+    await expect(answers(page)).to_have_count(1)
+    await page.reload()
+    await expect(page.locator(".bubble")).to_have_text("the second talk")
+    talks = page.get_by_role("complementary", name="Conversations").get_by_role("link")
+    await expect(talks).to_have_text(["the second talk", "the first talk"])
+    await talks.last.click()
+    await expect(page.locator(".bubble")).to_have_text("the first talk")
+    await page.get_by_role("button", name="Delete the first talk").click()
+    await page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    await expect(talks).to_have_text(["the second talk"])
+    await expect(page.get_by_text("Ask a")).to_be_visible()
+    stored = await page.evaluate(
+        "Object.keys(localStorage).filter((k) => k.startsWith('mlxpool.chat.')).length"
+    )
+    assert stored == 1
+
+
+async def test_settings_go_with_every_question(tmp_path: Path, start: Start, open_page: OpenPage):
+    folder = make_scripted_model(tmp_path / "models", "a", tokens=9)
+    page = await open_page(await start(models=folder.parent), "#/chat")
+    await page.get_by_role("button", name="Chat settings").click()
+    await page.get_by_role("textbox", name="Temperature").fill("warm")
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("alert").filter(has_text="Temperature is warm")).to_be_visible()
+    await page.get_by_role("textbox", name="Temperature").fill("0.2")
+    await page.get_by_role("textbox", name="Longest answer").fill("4")
+    await page.get_by_role("textbox", name="System prompt").fill("Be brief.")
+    await page.get_by_role("button", name="Save").click()
+    async with page.expect_request("**/v1/chat/completions") as asked:
+        await say(page, "hello")
+    body = (await asked.value).post_data_json
+    assert body == {
+        "model": "a",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.2,
+        "max_tokens": 4,
+    }
+    await expect(answers(page).locator(".markdown")).to_have_text(expected_text("a", "hello", 4).strip())
+    await expect(answers(page).locator(".figure-end")).to_have_text("cut at the length limit")
+
+
+async def test_an_answer_goes_on_while_another_page_is_looked_at(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    folder = make_scripted_model(tmp_path / "models", "a", tokens=60, tokens_per_s=40)
+    page = await open_page(await start(models=folder.parent), "#/chat")
+    await say(page, "hello")
+    await expect(page.locator(".running .markdown")).to_be_visible()
+    await page.get_by_role("link", name="Pool", exact=True).click()
+    await expect(page.get_by_role("heading", level=1)).to_be_focused()
+    await page.go_back()
+    await expect(answers(page).locator(".markdown")).to_have_text(expected_text("a", "hello", 60).strip())

@@ -1,0 +1,224 @@
+"""The Pool page against the real parent over scripted workers: what it shows, and what it can do."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Locator, Page, expect
+
+from tests.browser.conftest import OpenPage, Start
+from tests.tools.scripted_script import expected_text, make_scripted_model, read_events
+from tests.tools.served import Served
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def card(page: Page, model: str) -> Locator:
+    """The card of one model's worker."""
+    return page.get_by_role("listitem", name=model, exact=True)
+
+
+def figure(page: Page, model: str, name: str) -> Locator:
+    """One of the numbers on a card."""
+    box = card(page, model).locator(".figures div").filter(has=page.locator("dt", has_text=name))
+    return box.locator("dd")
+
+
+async def test_an_idle_pool_offers_what_could_be_loaded(tmp_path: Path, start: Start, open_page: OpenPage):
+    for name in ("a", "b", "c", "d", "e", "f"):
+        make_scripted_model(tmp_path / "models", name)
+    page = await open_page(await start(models=tmp_path / "models"))
+    await expect(page).to_have_title("Pool · mlxpool")
+    await expect(page.get_by_text("No model is loaded")).to_be_visible()
+    await expect(page.get_by_role("status").filter(has_text="Live")).to_be_visible()
+    await expect(page.locator(".chip").first).to_contain_text("a")
+    await expect(page.locator(".chip").last).to_have_text("2 more…")
+    await page.locator(".chip").first.click()
+    await expect(card(page, "a").locator(".badge")).to_have_text("ready")
+
+
+async def test_without_models_the_page_leads_to_where_one_gets_them(start: Start, open_page: OpenPage):
+    page = await open_page(await start())
+    await expect(page.get_by_text("There are no models here yet")).to_be_visible()
+    await page.get_by_role("button", name="Go to Models").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Models")
+
+
+async def test_a_load_shows_its_progress_and_can_be_cancelled(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    folder = make_scripted_model(
+        tmp_path / "models", "slow", weights_bytes=1_000_000_000, load_s=20, load_lines=100
+    )
+    served = await start(models=folder.parent, budget="4GB")
+    page = await open_page(served)
+    await page.get_by_role("button", name="Load a model").click()
+    await expect(page.get_by_role("combobox", name="Search models")).to_be_focused()
+    await page.keyboard.press("Enter")
+    bar = card(page, "slow").get_by_role("progressbar", name="Loading slow")
+    await expect(bar).to_have_attribute("aria-valuenow", re.compile(r"^[1-9]\d?$"))
+    await expect(card(page, "slow")).to_contain_text(re.compile(r"\d+(\.\d+)? MB of 1\.00 GB"))
+    await expect(page.get_by_text("reserved of 4.00 GB")).to_be_visible()
+    await card(page, "slow").get_by_role("button", name="Cancel").click()
+    await expect(page.get_by_text("No model is loaded")).to_be_visible()
+    assert (await served.pool())["reserved_bytes"] == 0
+
+
+async def test_switching_under_load_ends_every_answer_in_full_before_the_other_model_serves(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    """Two do not fit at once: the running streams end untouched, then the other one loads."""
+    models = tmp_path / "models"
+    for name in ("first", "second"):
+        make_scripted_model(models, name, weights_bytes=300_000_000, tokens=60, tokens_per_s=30)
+    served = await start(models=models, budget="700MB")
+    page = await open_page(served)
+    streams = [asyncio.create_task(served.stream("first", f"question {n}")) for n in range(3)]
+    await expect(figure(page, "first", "running")).to_have_text("3")
+    await expect(figure(page, "first", "tokens/s")).to_have_text(re.compile(r"^[1-9]"))
+    await card(page, "first").get_by_role("button", name="Switch…").click()
+    await expect(page.get_by_role("dialog", name="Switch from first to")).to_be_visible()
+    await page.get_by_role("option", name="second").click()
+    await expect(card(page, "first").locator(".badge")).to_have_text("finishing")
+    await expect(page.get_by_text("Switching from first to second")).to_be_visible()
+    for n, answer in enumerate(await asyncio.gather(*streams)):
+        assert answer.text == expected_text("first", f"question {n}", 60)
+        assert answer.finish == "stop"
+    await expect(card(page, "second").locator(".badge")).to_have_text("ready")
+    await expect(card(page, "first")).to_have_count(0)
+    assert (await served.chat("second", "hello")).text == expected_text("second", "hello", 60)
+    assert [e["event"] for e in read_events(models / "first")].count("drain") == 1
+
+
+async def test_a_pin_protects_and_shows(tmp_path: Path, start: Start, open_page: OpenPage):
+    folder = make_scripted_model(tmp_path / "models", "a")
+    served = await start(models=folder.parent)
+    page = await open_page(served)
+    await page.locator(".chip").click()
+    await card(page, "a").get_by_role("button", name="Pin").click()
+    await expect(card(page, "a").get_by_role("button", name="Unpin")).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    await expect(page.get_by_text("a is pinned: it is never evicted")).to_be_visible()
+    assert (await served.worker("a"))["pinned"] is True
+    await card(page, "a").get_by_role("button", name="Unpin").click()
+    await expect(card(page, "a").get_by_role("button", name="Pin", exact=True)).to_be_visible()
+    assert (await served.worker("a"))["pinned"] is False
+
+
+async def test_an_unload_waits_for_answers_and_is_forced_only_when_asked_twice(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    folder = make_scripted_model(tmp_path / "models", "a", tokens=2000, tokens_per_s=50)
+    served = await start(models=folder.parent)
+    page = await open_page(served)
+    stream = asyncio.create_task(served.stream_bytes("a"))
+    await expect(figure(page, "a", "running")).to_have_text("1")
+    await card(page, "a").get_by_role("button", name="Unload").click()
+    await expect(card(page, "a").locator(".badge")).to_have_text("finishing")
+    await card(page, "a").get_by_role("button", name="End now").click()
+    asked = page.get_by_role("alertdialog", name="End a now?")
+    await asked.get_by_role("button", name="Cancel").click()
+    await expect(card(page, "a").locator(".badge")).to_have_text("finishing")
+    await card(page, "a").get_by_role("button", name="End now").click()
+    await asked.get_by_role("button", name="End now").click()
+    await expect(page.get_by_text("No model is loaded")).to_be_visible()
+    assert b'"error"' in await stream
+
+
+async def test_who_waits_and_for_what(tmp_path: Path, start: Start, open_page: OpenPage):
+    models = tmp_path / "models"
+    make_scripted_model(models, "busy", weights_bytes=300_000_000, tokens=400, tokens_per_s=100)
+    make_scripted_model(models, "next", weights_bytes=300_000_000)
+    served = await start(models=models, budget="700MB")
+    page = await open_page(served)
+    first = asyncio.create_task(served.chat("busy"))
+    await expect(figure(page, "busy", "running")).to_have_text("1")
+    second = asyncio.create_task(served.chat("next"))
+    queue = page.get_by_role("region", name="Waiting")
+    await expect(queue.locator(".row-main")).to_have_text("next")
+    await expect(queue.locator(".row-side")).to_have_text(re.compile(r"^[1-4] s$"))
+    assert (await first).status == 200
+    assert (await second).status == 200
+    await expect(queue.get_by_text("No request waits.")).to_be_visible()
+    recent = page.get_by_role("region", name="Recent")
+    await expect(recent.locator(".event-evict strong")).to_have_text("busy")
+    await expect(recent).to_contain_text("2 loads · 1 eviction · 0 crashes")
+
+
+async def test_a_failed_load_says_why_and_html_in_it_stays_text(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    reason = "no memory <img src=x onerror=window.hit=1> left"
+    folder = make_scripted_model(tmp_path / "models", "bad", fail_load=reason)
+    page = await open_page(await start(models=folder.parent))
+    await page.locator(".chip").click()
+    await expect(card(page, "bad").locator(".badge")).to_have_text("failed")
+    await expect(card(page, "bad").get_by_role("group", name="Why")).to_contain_text(reason)
+    recent = page.get_by_role("region", name="Recent")
+    await expect(recent.locator(".event-failed")).to_contain_text(reason)
+    await expect(recent.locator(".event-gone")).to_have_count(0)
+    assert await page.evaluate("[window.hit, document.images.length]") == [None, 0]
+    await expect(card(page, "bad").get_by_role("button", name="Try again")).to_be_enabled()
+
+
+async def test_a_crash_is_counted_and_its_signal_named(tmp_path: Path, start: Start, open_page: OpenPage):
+    folder = make_scripted_model(tmp_path / "models", "a", crash_at="decode", fault_on="die")
+    served = await start(models=folder.parent)
+    page = await open_page(served)
+    assert (await served.chat("a", "die")).code == "worker_crashed"
+    recent = page.get_by_role("region", name="Recent")
+    await expect(recent.locator(".event-crash")).to_contain_text("SIGABRT")
+    await expect(recent).to_contain_text("1 crash")
+    await expect(recent).not_to_contain_text("1 crashes")
+
+
+async def test_a_lost_server_is_said_and_found_again(tmp_path: Path, start: Start, open_page: OpenPage):
+    folder = make_scripted_model(tmp_path / "models", "a")
+    served: Served = await start(models=folder.parent)
+    page = await open_page(served)
+    await page.locator(".chip").click()
+    await expect(card(page, "a").locator(".badge")).to_have_text("ready")
+    # Cut and refused by the browser, as by a network that is gone.
+    await page.context.set_offline(True)
+    await page.evaluate("import('./static/js/core/live.js').then((m) => m.logsWanted.value = 'a')")
+    await expect(page.get_by_role("alert").filter(has_text="Disconnected.")).to_be_visible()
+    await expect(page.locator(".connection")).to_have_text("Disconnected")
+    # What was known stays in sight.
+    await expect(card(page, "a")).to_be_visible()
+    await page.context.set_offline(False)
+    await page.get_by_role("button", name="Try now").click()
+    await expect(page.locator(".connection")).to_have_text("Live")
+    await expect(page.get_by_text("Disconnected.")).to_have_count(0)
+
+
+async def test_an_open_page_does_not_hold_up_the_servers_end(start: Start, open_page: OpenPage):
+    served = await start()
+    page = await open_page(served)
+    await expect(page.locator(".connection")).to_have_text("Live")
+    begun = time.monotonic()
+    assert await served.down() == 0
+    # It was 10 s while streams of events were waited for.
+    assert time.monotonic() - begun < 4
+    await expect(page.locator(".connection")).to_have_text("Disconnected")
+
+
+async def test_nothing_is_polled(tmp_path: Path, start: Start, open_page: OpenPage):
+    folder = make_scripted_model(tmp_path / "models", "a", tokens=400, tokens_per_s=100)
+    served = await start(models=folder.parent)
+    page = await open_page(served)
+    await page.locator(".chip").click()
+    await expect(card(page, "a").locator(".badge")).to_have_text("ready")
+    # By now every page's modules have been fetched too.
+    await page.wait_for_function(
+        "performance.getEntriesByType('resource').some((r) => r.name.endsWith('logs/page.js'))"
+    )
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    assert (await served.chat("a")).status == 200
+    await expect(card(page, "a").locator(".card-foot")).to_contain_text("last used")
+    assert asked == []
