@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mlxpool.shared.checkpoint import DTYPE_BITS, Checkpoint, Tensor
+from mlxpool.shared.checkpoint import DTYPE_BITS, Checkpoint, CheckpointError, Tensor
 
 # Architectures whose mlx-lm model builds a rotating cache for each "sliding_attention" layer.
 _ROTATING_BY_LAYER_TYPE = frozenset(
@@ -34,6 +34,10 @@ _STATE_LAYER_TYPES = frozenset({"linear_attention", "mamba", "mamba2", "conv", "
 
 # Where nothing says how wide a head is: the narrowest in use, which makes the most of them.
 _NARROW_HEAD = 64
+
+# The deepest in use have under two hundred. More is a config that would only cost time.
+MAX_LAYERS = 4096
+_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 _Kind = Literal["full", "sliding", "state", "none"]
 
@@ -74,6 +78,9 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     hidden = _number(config, "hidden_size", "n_embd", "d_model", "dim")
     heads = _number(config, "num_attention_heads", "n_head", "n_heads")
     rows = _projection_rows(checkpoint.tensors)
+    layers = _number(config, *_LAYER_COUNTS)
+    if layers > MAX_LAYERS:
+        raise CheckpointError(f"config.json: says {layers} layers; no model has more than {MAX_LAYERS}")
     return ModelFacts(
         model_type=model_type,
         weights_bytes=_stored_bytes(checkpoint.tensors),
@@ -122,7 +129,7 @@ def _ffn_width(config: Mapping[str, Any], hidden: int) -> int:
 def _layers(
     config: Mapping[str, Any], model_type: str, hidden: int, heads: int, kv_rows: int
 ) -> tuple[Layer, ...]:
-    count = _number(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    count = _number(config, *_LAYER_COUNTS)
     width = _kv_width(config, model_type, hidden, heads) or kv_rows
     window = _number(config, "sliding_window")
     state = _state_bytes(config, hidden)

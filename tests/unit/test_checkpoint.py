@@ -12,6 +12,7 @@ import pytest
 
 from mlxpool.shared import checkpoint
 from mlxpool.shared.checkpoint import CheckpointError, Tensor
+from mlxpool.shared.model_facts import model_facts
 from tests.tools.model_folders import LLAMA_CONFIG, header_of, write_model, write_safetensors
 
 
@@ -194,3 +195,17 @@ def test_thirty_shards_are_read_within_ten_milliseconds(tmp_path: Path) -> None:
         checkpoint.read(folder)
         times_s.append(time.perf_counter() - begun)
     assert min(times_s) < 0.010
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_pipe_where_a_file_is_due_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    folder = write_model(tmp_path / "m")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert fault(folder) == f"{name}: is no regular file"
+
+
+def test_a_config_that_says_more_layers_than_any_model_has_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", config={**LLAMA_CONFIG, "num_hidden_layers": 10**9})
+    with pytest.raises(CheckpointError, match="says 1000000000 layers; no model has more than 4096"):
+        model_facts(checkpoint.read(folder))
