@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import subprocess
 import sys
 import time
@@ -15,12 +16,12 @@ import msgspec
 import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models import gemma2, gpt_bigcode
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlxpool.worker.engine import admission
 from mlxpool.worker.engine.admission import KvCost, LayerKv
-from mlxpool.worker.engine.batch import shares_passes
+from mlxpool.worker.engine.batch import DecodeBatch, shares_passes
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.engine import ENGINE_DIED_EXIT_CODE, Engine, Limits, Loaded
 from mlxpool.worker.engine.row import Row
@@ -414,6 +415,28 @@ def test_caches_without_a_batch_version_share_nothing(tiny: TinyModels) -> None:
 
     loaded = load(tiny("llama"), lambda _done, _total: None)
     assert not shares_passes(loaded.model, lambda: [Lone() for _ in loaded.make_cache()])
+
+
+def test_layers_that_never_read_their_offset_gather_no_graph() -> None:
+    def model(tokens: mx.array, cache: list[CacheList]) -> mx.array:
+        keys, _ = cache[0][0].update_and_fetch(*(mx.ones((*tokens.shape, 1))[:, None],) * 2)
+        return mx.zeros((*tokens.shape, 8)) + keys.sum(axis=(1, 2, 3))[:, None, None]
+
+    def make_cache() -> list[CacheList]:
+        return [CacheList(KVCache())]
+
+    batch = DecodeBatch(model, make_cache, KvCost((LayerKv(8),)))
+    for _ in range(2):
+        row = Row(plan([1]), AnswerText(ByteDetokeniser(lambda _: b""), ()), lambda _: None)
+        row.cache = make_cache()
+        batch.join(row)
+    for _ in range(50):
+        batch.step(1 << 30)
+    ((cache,),) = (group.caches for group in batch._groups)
+    graph = io.StringIO()
+    mx.export_to_dot(graph, cache[0].offset)
+    assert cache[0].offset.tolist() == [50, 50]
+    assert graph.getvalue().count("Add") == 0
 
 
 async def test_a_load_that_fails_is_told_to_whoever_waits(tmp_path: Path) -> None:
