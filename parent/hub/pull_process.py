@@ -28,23 +28,33 @@ _STARTER_SHARES = {"download": 0.6, "extract": 0.05, "convert": 0.25, "publish":
 
 
 class Teller:
-    """Says how far the pull is, from any thread, seldom enough to be read."""
+    """Says how far the pull is, from any thread, seldom enough to be read: a new stage at once, else the
+    newest word of each interval."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told_at = 0.0
         self._stage = ""
+        self._untold: Line | None = None
+        threading.Thread(target=self._tell, daemon=True, name="progress").start()
 
     def progress(self, share: float, stage: str, detail: str = "") -> None:
-        """share: 0 to 1 of the whole. A new stage is always told."""
+        """share: 0 to 1 of the whole."""
         from mlxpool.parent.jobs.lines import Progress
 
+        line = Progress(round(share, 4), f"{stage} {detail}".strip())
         with self._lock:
-            now = time.monotonic()
-            if stage == self._stage and now - self._told_at < REPORT_INTERVAL_S:
-                return
-            self._stage, self._told_at = stage, now
-            say(Progress(round(share, 4), f"{stage} {detail}".strip()))
+            is_new, self._stage = stage != self._stage, stage
+            self._untold = None if is_new else line
+            if is_new:
+                say(line)
+
+    def _tell(self) -> None:
+        while True:
+            time.sleep(REPORT_INTERVAL_S)
+            with self._lock:
+                line, self._untold = self._untold, None
+                if line is not None:
+                    say(line)
 
     def bytes(self, share: float, stage: str, done: int, total: int) -> None:
         """As `progress`, with sizes for a person."""

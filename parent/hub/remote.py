@@ -34,6 +34,12 @@ def list_files(repository: str, revision: str | None) -> tuple[str, list[RemoteF
         )
     except (httpx2.HTTPError, OSError) as problem:
         raise explain(problem, repository, revision) from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # A login page of a network, or a proxy's, answers 200 with what it likes.
+        raise PullError(
+            f"{constants.ENDPOINT} answers, but not as the Hub does; check the network (does it want a"
+            " login?) and, where it is set, HF_ENDPOINT"
+        ) from None
     files = []
     for file in info.siblings or []:
         if file.size is None or file.blob_id is None:
@@ -73,25 +79,28 @@ def explain(problem: Exception, repository: str, revision: str | None = None) ->
     if isinstance(problem, HfHubHTTPError):
         return _explain_status(problem, repository)
     if isinstance(problem, httpx2.HTTPError):
-        said = str(problem) or type(problem).__name__
+        said = _one_line(str(problem)) or type(problem).__name__
         return PullError(
             f"{constants.ENDPOINT} can't be reached ({said}); check the network, and HF_ENDPOINT where it is"
             " set. What has been fetched is kept"
         )
-    return PullError(f"{repository} could not be fetched: {problem}")
+    return PullError(f"{repository} could not be fetched: {_one_line(str(problem))}")
 
 
 def _explain_status(problem: HfHubHTTPError, repository: str) -> PullError:
-    status = problem.response.status_code
+    status, said = problem.response.status_code, _one_line(problem.server_message or "")
     if status == 401:
         return PullError(
             "the Hub does not accept your token; set HF_TOKEN to a valid one, or run `hf auth login` again"
         )
     if status == 403:
-        return PullError(
-            f"the Hub refuses {repository}: {problem.server_message or 'your token may not read it'}"
-        )
+        return PullError(f"the Hub refuses {repository}: {said or 'your token may not read it'}")
     if status == 429:
         return PullError("the Hub asks to wait (429, too many requests); pull again in some minutes")
-    said = f": {problem.server_message}" if problem.server_message else ""
-    return PullError(f"the Hub answered {status} for {repository}{said}; pull again later")
+    return PullError(
+        f"the Hub answered {status} for {repository}{f': {said}' if said else ''}; pull again later"
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

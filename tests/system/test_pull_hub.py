@@ -268,6 +268,12 @@ REFUSALS = [
         {"HF_TOKEN": "hf_wrong"},
         "the Hub does not accept your token; set HF_TOKEN to a valid one",
     ),
+    ("org/portal", {}, "{hub} answers, but not as the Hub does; check the network (does it want a login?)"),
+    (
+        "org/broken",
+        {},
+        "the Hub answered 500 for org/broken: Internal error Internal error; pull again later",
+    ),
     ("org/gated", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to ask the Hub; unset it and pull again"),
 ]
 
@@ -276,8 +282,8 @@ REFUSALS = [
 def test_what_the_hub_refuses_is_said_with_what_to_do(
     hub: FakeHub, home: Path, source: Path, name: str, env: dict[str, str], expected: str
 ) -> None:
-    hub.add("org/private", source, "private")
-    hub.add("org/gated", source, "gated")
+    for access in ("private", "gated", "portal", "broken"):
+        hub.add(f"org/{access}", source, access)
     said = refusal(hub, home, name, **env)
     assert expected.format(hub=hub.url) in said
     assert "hf_" not in said

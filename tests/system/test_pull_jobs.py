@@ -67,6 +67,16 @@ async def until_ended(served: Served, job_id: str) -> dict[str, Any]:
         await asyncio.sleep(0.02)
 
 
+async def until_message(served: Served, job_id: str, message: str) -> dict[str, Any]:
+    deadline = time.monotonic() + 20
+    while True:
+        row: dict[str, Any] = (await served.request("GET", f"/api/jobs/{job_id}")).body
+        if row["message"] == message:
+            return row
+        assert time.monotonic() < deadline, row
+        await asyncio.sleep(0.02)
+
+
 async def until_held(hub: FakeHub) -> None:
     assert await asyncio.to_thread(hub.holding.wait, 20)
 
@@ -116,6 +126,8 @@ async def test_a_job_that_is_cancelled_leaves_no_process_and_no_model(hub: FakeH
     async with serve(tmp_path, scripted=True, env={"HF_ENDPOINT": hub.url}) as served:
         first = await submit(served, "org/big")
         await until_held(hub)
+        row = await until_message(served, first["id"], "download 1.0 MB of 4.2 MB")
+        assert (row["status"], row["progress"]) == ("running", 0.25)
         assert (await submit(served, "org/big"))["id"] == first["id"]
         behind = await submit(served, "org/scripted")
         pids = [

@@ -54,6 +54,8 @@ class Fault:
 class Repository:
     """access: "public", "gated" (listed, but files need a token that has accepted) or "private".
 
+    "portal": a network's login page is in the way. "broken": the hub fails, in several lines.
+
     ranges: without them a file is sent whole whatever was asked for.
     """
 
@@ -192,7 +194,11 @@ class _Handler(BaseHTTPRequestHandler):
         if commit not in repository.commits:
             self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
             return
-        if api:
+        if repository.access == "portal":
+            self._send(200, b"<html>Welcome</html>", {"Content-Type": "text/html"})
+        elif repository.access == "broken":
+            self._refuse(500, "", "Internal\nerror")
+        elif api:
             body = (
                 self._tree(repository, commit) if api[2] == "tree" else self._info(name, repository, commit)
             )
@@ -301,7 +307,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the other side is gone
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        headers = {"X-Error-Message": message, **({"X-Error-Code": code} if code else {})}
+        headers = {"X-Error-Message": message.replace("\n", " "), **({"X-Error-Code": code} if code else {})}
         body = json.dumps({"error": message}).encode()
         self._send(status, body, {**headers, "Content-Type": "application/json"})
 
