@@ -248,6 +248,16 @@ def test_a_pull_that_is_killed_at_random_moments_never_shows_half_a_model(
     assert sorted(path.name for path in (home / "models").iterdir()) == [".org--name.lock", "org"]
 
 
+def test_what_the_disk_cannot_hold_is_refused_before_the_first_byte(
+    hub: FakeHub, home: Path, source: Path
+) -> None:
+    hub.add("org/name", source).claimed[WEIGHTS] = 10**16
+    said = refusal(hub, home, "org/name")
+    assert said.startswith(f"not enough room under {home / 'models'}: org/name has 10000.0 TB, ")
+    assert said.endswith(" are free and 268.4 MB of these stay so")
+    assert not [asked for asked in hub.asked if "/resolve/" in asked.path]
+
+
 LOGIN = "set HF_TOKEN to a token"
 REFUSALS = [
     (

@@ -56,12 +56,14 @@ class Repository:
 
     "portal": a network's login page is in the way. "broken": the hub fails, in several lines.
 
-    ranges: without them a file is sent whole whatever was asked for.
+    ranges: without them a file is sent whole whatever was asked for. claimed: sizes that are listed in place
+    of the true ones.
     """
 
     files: dict[str, bytes]
     access: str = "public"
     ranges: bool = True
+    claimed: dict[str, int] = field(default_factory=dict)
     revisions: dict[str, str] = field(default_factory=dict)
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
@@ -229,15 +231,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _tree(self, repository: Repository, commit: str) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
         for path, content in sorted(repository.commits[commit].items()):
+            size = repository.claimed.get(path, len(content))
             entry: dict[str, Any] = {
                 "type": "file",
                 "path": path,
-                "size": len(content),
+                "size": size,
                 "oid": _git_sha1(content),
             }
             if _is_large(path, content):
                 digest = hashlib.sha256(content).hexdigest()
-                entry["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 134}
+                entry["lfs"] = {"oid": digest, "size": size, "pointerSize": 134}
             entries.append(entry)
         return entries
 
