@@ -19,6 +19,7 @@ import msgspec
 
 ADDRESS_FILE = "up.json"
 LOCK_FILE = "up.lock"
+RUN_FOLDER = "run"
 MAX_SOCKET_PATH_BYTES = 103
 
 
@@ -76,24 +77,37 @@ def remove_address(home: Path) -> None:
 
 
 def make_run_folder(home: Path) -> Path:
-    """The private folder for this home's sockets. Raises RunFolderError where another user has it."""
+    """The private folder for this home's sockets; made again if something removed it.
+
+    In the home itself where its path is short enough for a socket: what lies in a temporary folder is cleared
+    away by others after some days. Raises RunFolderError where another user has it.
+    """
+    own = home / RUN_FOLDER
+    if len(os.fsencode(own / "99999999.sock")) <= MAX_SOCKET_PATH_BYTES:
+        _make_private(own)
+        return own
     digest = hashlib.blake2b(str(home.resolve()).encode(), digest_size=6).hexdigest()
-    for root in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()):
-        if root and os.path.isdir(root) and os.access(root, os.W_OK):
-            break
-    folder = Path(root or "/tmp") / f"mlxpool-{os.getuid()}" / digest
-    if len(os.fsencode(folder / "99999999.sock")) > MAX_SOCKET_PATH_BYTES:
-        folder = Path("/tmp") / f"mlxpool-{os.getuid()}" / digest
-    for path in (folder.parent, folder):
-        try:
-            path.mkdir(mode=0o700)
-        except FileExistsError:
-            pass
-        except OSError as err:
-            raise RunFolderError(f"the run folder {path} can't be made: {err}") from err
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise RunFolderError(f"{path} belongs to someone else; remove it or set XDG_RUNTIME_DIR")
-        if stat.S_IMODE(found.st_mode) != 0o700:
-            path.chmod(0o700)
-    return folder
+    for root in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        if not root or not os.access(root, os.W_OK):
+            continue
+        folder = Path(root) / f"mlxpool-{os.getuid()}" / digest
+        if len(os.fsencode(folder / "99999999.sock")) <= MAX_SOCKET_PATH_BYTES:
+            _make_private(folder.parent)
+            _make_private(folder)
+            return folder
+    raise RunFolderError(f"no folder for sockets: {own} is too long a path for one; use a shorter --home")
+
+
+def _make_private(path: Path) -> None:
+    """A folder that only this user can enter. A link, or someone else's, is refused."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as err:
+        raise RunFolderError(f"the run folder {path} can't be made: {err}") from err
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise RunFolderError(f"{path} is no folder of this user; remove it")
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        path.chmod(0o700)

@@ -40,6 +40,8 @@ from .trace import Trace
 logger = logging.getLogger("mlxpool.edge")
 
 MAX_BODY_BYTES = 64 * 2**20
+# What the HTTP library undoes without further packages.
+BODY_ENCODINGS = frozenset({"identity", "gzip", "deflate"})
 # Answered without a key: a monitor or launchd asks whether the server lives, and learns nothing else.
 OPEN_PATHS = frozenset({"/health"})
 
@@ -107,6 +109,11 @@ def _guard(live: Callable[[], Server]) -> Middleware:
                 return web.Response(status=204, headers=security.preflight_headers(request.headers))
             if (request.content_length or 0) > MAX_BODY_BYTES:
                 raise _too_large()
+            encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower()
+            if encoding not in BODY_ENCODINGS:
+                raise error(
+                    "invalid_request", f"bodies in {encoding!r} are not read; send gzip, deflate or none"
+                )
             return await handler(request)
         except ApiError as err:
             return error_response(request, err)

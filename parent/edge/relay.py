@@ -21,7 +21,7 @@ from aiohttp import web
 from mlxpool.parent.library import Library
 from mlxpool.parent.pool.effects import Grant, Worker
 from mlxpool.parent.pool.service import PoolService
-from mlxpool.parent.pool.upstream import Reply, UpstreamError
+from mlxpool.parent.pool.upstream import Reply, Unreachable, UpstreamError
 from mlxpool.shared.control import (
     HEADER_ASKED_MODEL,
     HEADER_CREATED,
@@ -117,6 +117,7 @@ class Relay:
         grant = self._pool.request(model, head.keep_alive_s)
         exchange = _Exchange(request, body, head, grant, head.model or model.name)
         exchange.on_first_token = partial(self._pool.first_token, grant)
+        exchange.on_unreachable = partial(self._pool.unreachable, grant)
         try:
             return await exchange.run()
         finally:
@@ -139,6 +140,7 @@ class _Exchange:
         self._out: web.StreamResponse | None = None
         self._preamble: Preamble | None = None
         self.on_first_token: Callable[[], None] | None = None
+        self.on_unreachable: Callable[[str], None] | None = None
         self.times = RequestTimes()
 
     async def run(self) -> web.StreamResponse:
@@ -154,6 +156,8 @@ class _Exchange:
         except ApiError as err:
             return await self._fail(err)
         except UpstreamError as err:
+            if isinstance(err, Unreachable) and self.on_unreachable is not None:
+                self.on_unreachable(str(err))
             return await self._fail(await self._cause_of_death(err))
 
     async def _granted(self) -> Worker:

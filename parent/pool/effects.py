@@ -144,6 +144,7 @@ class PoolEffects:
         socket = self._run_folder / f"{worker}.sock"
         process = WorkerProcess(worker, spec.name, socket, log, self)
         self.workers[worker] = Worker(process, spec, Upstream(str(socket)), log)
+        self._run_folder.mkdir(mode=0o700, exist_ok=True)  # something may have cleared it away
         log.write(f"--- worker {worker} of {spec.name or 'no model yet'} starts\n".encode())
         try:
             process.spawn(self._argv, self._env)
@@ -234,6 +235,11 @@ class PoolEffects:
         if found is None:
             found = self.grants[ticket.number] = Grant(ticket, self._loop.create_future())
         return found
+
+    def unreachable(self, worker: int, reason: str) -> None:
+        """A granted request could not even connect: whatever the process does, it serves nobody."""
+        self.scheduler.on_unreachable(worker, reason)
+        self._changed()
 
     # ---- reports ----------------------------------------------------------------------------------------
 

@@ -95,7 +95,11 @@ class WorkerProcess:
             os.close(tether_read)
             os.close(status_write)
         assert self._process.stdout is not None
-        self._record = reaper.record(self.socket.parent, self._process.pid)
+        try:
+            self._record = reaper.record(self.socket.parent, self._process.pid)
+        except OSError as err:  # then the next parent can't end it should this one be killed: rather none
+            self._log.write(f"--- no record of the worker can be kept: {err}\n".encode())
+            self.kill()
         self._output = OutputReader(self._process.stdout, self._log)  # type: ignore[arg-type]
         self._output.start()
         threading.Thread(target=self._watch, daemon=True, name=f"exit {self.model}").start()

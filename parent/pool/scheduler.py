@@ -247,6 +247,13 @@ class Scheduler:
             self._fail(slot, reason)
             self._settle()
 
+    def on_unreachable(self, worker: int, reason: str) -> None:
+        """A ready worker's socket takes no connection: it is as good as dead, and ended."""
+        slot = self._current(worker)
+        if slot is not None and slot.phase == "ready":
+            self._crash(slot, reason)
+            self._settle()
+
     def on_heartbeat(self, worker: int, progress: int, pending: int) -> None:
         """Work done so far, and rows it still owes. A counter that moved, or nothing owed, is progress."""
         slot = self._current(worker)

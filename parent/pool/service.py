@@ -151,6 +151,10 @@ class PoolService:
         """The client has its first bytes of the answer."""
         self.scheduler.on_first_token(grant.ticket)
 
+    def unreachable(self, grant: Grant, reason: str) -> None:
+        """The granted worker takes no connection."""
+        self.effects.unreachable(grant.ticket.worker, reason)
+
     def spec(self, model: LibraryModel) -> ModelSpec:
         """What the model would take now, from its files; remembered for a moment."""
         now = time.monotonic()

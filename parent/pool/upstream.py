@@ -25,6 +25,10 @@ class UpstreamError(ConnectionError):
     """The worker's end is gone, or speaks no HTTP."""
 
 
+class Unreachable(UpstreamError):
+    """There is nobody to connect to."""
+
+
 class Reply:
     """One answer: its head, and its body piece by piece. Close it when done, whole or not."""
 
@@ -66,7 +70,9 @@ class Upstream:
     async def request(
         self, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b""
     ) -> Reply:
-        """Send one request and wait for the head of its answer. Raises UpstreamError.
+        """Send one request and wait for the head of its answer.
+
+        Raises UpstreamError; Unreachable, one of them, where no connection can be made.
 
         target: path and query, already encoded. headers: ASCII, without control characters.
         """
@@ -95,7 +101,7 @@ class Upstream:
                 lambda: _Connection(self), self._path
             )
         except OSError as err:
-            raise UpstreamError(f"can't connect: {err.strerror or err}") from err
+            raise Unreachable(f"can't connect: {err.strerror or err}") from err
         return made
 
     def opened(self, connection: _Connection) -> None:

@@ -342,7 +342,7 @@ async def test_what_is_no_http_is_refused_in_json_without_a_traceback(tmp_path: 
         assert "Traceback" not in served.log()
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "foo"])
 async def test_a_body_that_is_not_encoded_as_it_says_is_a_400(tmp_path: Path, models: Path, encoding: str):
     async with serve(tmp_path, models=models, scripted=True) as served:
         data = json.dumps(chat_body("a")).encode()

@@ -836,3 +836,18 @@ def test_no_spare_is_started_beside_a_load():
     assert (pool.slots["b"].phase, world.alive("")) == ("starting", None)
     world.step("b")
     assert world.alive("") is not None
+
+
+def test_a_worker_that_takes_no_connection_is_ended_and_replaced():
+    world = World()
+    pool = world.pool(20)
+    ticket = pool.on_request(model("a"))
+    world.step("a")
+    pool.on_unreachable(ticket.worker, "its socket is gone")
+    assert [(t, e.code) for t, e in world.revoked] == [(ticket, "worker_crashed")]
+    again = pool.on_request(model("a"))
+    world.run()
+    assert again.state == "done"
+    assert pool.counters.crashes == 1
+    pool.on_unreachable(ticket.worker, "late")
+    assert pool.counters.crashes == 1
