@@ -79,14 +79,7 @@ async def serve(
     await runner.setup()
     server = await listen(runner, listener)
 
-    host, port = listener.getsockname()[:2]
-    run_folder.write_address(
-        settings.home, run_folder.Address(os.getpid(), time.time(), settings.server.host, port)
-    )
-    shown = f"[{host}]" if ":" in host else host
-    print(f"mlxpool serves on http://{shown}:{port}", flush=True)
-    pool.start()
-
+    # Before the address is told: whoever reads it may stop us the next moment.
     stop = asyncio.Event()
     asked = 0
 
@@ -108,6 +101,14 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
+
+    host, port = listener.getsockname()[:2]
+    run_folder.write_address(
+        settings.home, run_folder.Address(os.getpid(), time.time(), settings.server.host, port)
+    )
+    shown = f"[{host}]" if ":" in host else host
+    print(f"mlxpool serves on http://{shown}:{port}", flush=True)
+    pool.start()
     await stop.wait()
     server.close()  # no new connections; those that are open get their answers or their error
     await jobs.close()  # first: a job may wait for the pool, never the pool for a job
