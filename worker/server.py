@@ -29,6 +29,7 @@ from aiohttp import web
 from mlxpool.shared import control, errors
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import ApiError, error
+from mlxpool.shared.trace import Outcome, TraceFile
 from mlxpool.worker.engine.engine import Engine, Loaded
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.load import backend
@@ -98,6 +99,7 @@ class Server:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+        self._trace = _open_trace(launch.trace_path)
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -173,7 +175,7 @@ class Server:
         self._requests += 1
         self._open += 1
         self._idle.clear()
-        log = _RequestLog(_REQUEST_ID.get())
+        log = _RequestLog(_REQUEST_ID.get(), self._launch.model, self._trace)
         try:
             return await self._run_chat(request, log)
         except asyncio.CancelledError:
@@ -209,6 +211,7 @@ class Server:
         )
         mailbox = Mailbox()
         row = Row(plan, AnswerText(self._detokeniser(), plan.stops), mailbox.put)
+        log.row = row
         self._engine.submit(row)
         try:
             if parsed.stream:
@@ -258,16 +261,21 @@ async def _streamed(
 
 
 class _RequestLog:
-    """Two lines on stderr per request: what it asks, how it ended."""
+    """Two lines on stderr per request: what it asks, how it ended. And one in the trace, if there is one."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, model: str, trace: TraceFile | None) -> None:
         self.outcome = "ok"
+        self.row: Row | None = None
         self._id = request_id
+        self._model = model
+        self._trace = trace
+        self._prepared_s = 0.0
         self._began_s = time.perf_counter()
         self._first_s: float | None = None
         self._usage: Usage | None = None
 
     def begin(self, plan: Plan) -> None:
+        self._prepared_s = time.perf_counter()
         _log(f"request {self._id}: {len(plan.ids)} prompt tokens, at most {plan.max_tokens} more")
 
     def note(self, events: Sequence[Event]) -> None:
@@ -283,9 +291,33 @@ class _RequestLog:
     def end(self) -> None:
         tokens = "" if self._usage is None else f", {self._usage.completion_tokens} tokens"
         first = "" if self._first_s is None else f", first after {self._first_s:.3f} s"
-        _log(
-            f"request {self._id}: {self.outcome}{tokens}{first}, {time.perf_counter() - self._began_s:.3f} s"
-        )
+        ended_s = time.perf_counter()
+        _log(f"request {self._id}: {self.outcome}{tokens}{first}, {ended_s - self._began_s:.3f} s")
+        if self._trace is None:
+            return
+        outcome: Outcome = "error"
+        if self.outcome in ("ok", "cancelled"):
+            outcome = "ok" if self.outcome == "ok" else "cancelled"
+        phases = {
+            "prepare": self._prepared_s,
+            "queue": self.row.admitted_s if self.row is not None else 0.0,
+            "prefill": self.row.prefilled_s if self.row is not None else 0.0,
+            "first_token": self._began_s + self._first_s if self._first_s is not None else 0.0,
+            "last_write": ended_s,
+        }
+        reached = {name: round((at - self._began_s) * 1000, 3) for name, at in phases.items() if at}
+        self._trace.write(self._id, "worker", self._model, outcome, reached)
+
+
+def _open_trace(path: str | None) -> TraceFile | None:
+    """The trace file; one that can't be opened costs the trace alone."""
+    if path is None:
+        return None
+    try:
+        return TraceFile(Path(path))
+    except OSError as err:
+        _log(f"no trace: {path} can't be written: {err}")
+        return None
 
 
 def _log(line: str) -> None:

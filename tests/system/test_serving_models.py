@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from mlxpool.parent.library import Library
 from mlxpool.shared import backend, config
 from tests.tools import sse
-from tests.tools.served import Served, alive, gone, serve, until
+from tests.tools.served import Served, alive, chat_body, gone, serve, until
 from tests.tools.tiny_models import EOS_ID
 
 QUESTION = "What is the capital of France? Answer in one sentence."
@@ -326,3 +326,17 @@ async def test_a_ready_worker_holds_no_torch(tmp_path: Path, two_tiny: Path):
     async with serve(tmp_path, models=two_tiny, env={"PYTHONPATH": str(tmp_path / "trap")}) as served:
         assert (await served.chat("llama", max_tokens=4)).status == 200
         assert not (trap / "imported").exists()
+
+
+async def test_a_trace_joins_what_parent_and_worker_saw_of_a_request(tmp_path: Path, two_tiny: Path):
+    settings = {"server.trace": "true"}
+    async with serve(tmp_path, models=two_tiny, settings=settings) as served:
+        body = chat_body("llama", "hello", max_tokens=8)
+        await served.request("POST", "/v1/chat/completions", body, X_Request_Id="joined")
+        lines = [json.loads(line) for line in (served.home / "logs" / "trace.jsonl").read_text().splitlines()]
+        by_process = {line["process"]: line for line in lines if line["request"] == "joined"}
+        assert set(by_process) == {"parent", "worker"}
+        worker = by_process["worker"]
+        assert (worker["model"], worker["outcome"]) == ("llama", "ok")
+        assert list(worker["phases_ms"]) == ["prepare", "queue", "prefill", "first_token", "last_write"]
+        assert sorted(worker["phases_ms"].values()) == list(worker["phases_ms"].values())

@@ -210,6 +210,7 @@ class Engine:
                 return
             self._waiting.popleft()
             row.cache = loaded.make_cache()
+            row.admitted_s = row.admitted_s or time.perf_counter()
             self._prefilling.append(row)
 
     def _prefill(self, batch: DecodeBatch, loaded: Loaded) -> None:
@@ -241,6 +242,7 @@ class Engine:
 
     def _join(self, batch: DecodeBatch, row: Row) -> None:
         rows = [*batch.rows, row]
+        row.prefilled_s = row.prefilled_s or time.perf_counter()
         try:
             batch.join(row)
         except Exception as err:

@@ -38,6 +38,9 @@ class Row:
         self.primed = False
         self.sampled = 0
         self.emitted = 0
+        # For traces, perf_counter seconds: when it was let in, and when its prompt was done; 0.0 until then.
+        self.admitted_s = 0.0
+        self.prefilled_s = 0.0
 
     @property
     def prefill_end(self) -> int:
