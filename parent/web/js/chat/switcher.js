@@ -17,11 +17,10 @@ export function Switcher({ model, onChoose }) {
     onChoose(name);
     if (!IS_UP.has(stateOf(name))) load(name);
   };
-  const said = share === null ? state : `loading, ${percent(share)}`;
-  return html`<button type="button" class="switcher state-${state}" aria-haspopup="dialog" aria-label="Model: ${model || "none"}, ${said}" onClick=${() => setPicking(true)}>
-    <span class="switcher-name">${model || "Choose a model"}</span>
+  return html`<button type="button" class="switcher state-${state}" aria-haspopup="dialog" onClick=${() => setPicking(true)}>
+    <span class="visually-hidden">Model: </span><span class="switcher-name">${model || "Choose a model"}</span>
     ${state === "loading" || state === "starting"
-      ? html`<span class="switcher-load">${share === null ? "starting" : percent(share)}</span>`
+      ? html`<span class="switcher-load"><span class="visually-hidden">${state} </span>${share === null ? "…" : percent(share)}</span>`
       : model && html`<${StateBadge} state=${state} />`}
     <${Icon} name="down" />
     ${(state === "loading" || state === "starting") && html`<span class="switcher-bar" style=${{ transform: `scaleX(${share ?? 0.02})` }}></span>`}

@@ -33,9 +33,9 @@ export function ModelRow({ model }) {
     </div>
     <div class="library-fit">
       ${model.plan
-        ? html`<button type="button" class="verdict ${model.verdict}" title=${model.explanation} onClick=${() => setFitting(true)}
-            aria-label="Memory of ${model.name}: ${bytes(model.plan.planned_bytes)}, ${VERDICTS[model.verdict]}"><strong>${bytes(model.plan.planned_bytes)}</strong><span>${VERDICTS[model.verdict]}</span></button>`
-        : html`<span class="verdict does_not_fit"><span>can't be loaded</span></span>`}
+        ? html`<button type="button" class="verdict ${model.verdict}" title=${model.explanation} onClick=${() => setFitting(true)}>
+            <span class="visually-hidden">Memory of ${model.name}:</span> <strong>${bytes(model.plan.planned_bytes)}</strong> <span class="word">${VERDICTS[model.verdict]}</span></button>`
+        : html`<span class="verdict does_not_fit"><span class="word">can't be loaded</span></span>`}
     </div>
     <div class="library-state"><${StateBadge} state=${state} />${share !== null && html`<span class="faint">${percent(share)}</span>`}</div>
     <div class="library-actions">
