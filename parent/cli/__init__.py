@@ -2,7 +2,7 @@
 
 Commands are looked up by name and imported when called: `mlxpool up` must serve within 400 ms of its
 exec, and most of what the other commands need (rich, HTTP, psutil) would be paid by it. So this module
-imports click and nothing else, and knows each command by its module and one line of help.
+imports click and next to nothing else, and knows each command by its module and one line of help.
 
 Exit codes: 0 done; 1 the command could not do it; 2 bad usage or bad settings, one line on stderr;
 130 interrupted.
@@ -10,11 +10,16 @@ Exit codes: 0 done; 1 the command could not do it; 2 bad usage or bad settings, 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import os
 import sys
 from typing import TYPE_CHECKING
 
 import click
+
+from mlxpool.shared.text import cut, is_unicode
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -102,21 +107,60 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: runs the command and exits with its code; errors are one line on stderr."""
+    sys.exit(_guarded())
+
+
+def _guarded() -> int:
+    """The exit code of the command, with whatever ended it said in one line."""
+    if sys.stdout is None:
+        # The first file that a command opens would become its standard output.
+        return _say("standard output is closed; send it to a file, or to /dev/null", EXIT_FAILURE)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal of few characters shows the others as escapes rather than none of the text.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        code = _run()
+        sys.stdout.flush()
+    except OSError as problem:
+        if problem.filename is not None or not _is_stdout_broken():
+            raise
+        # The reader of our output left, as `mlxpool ps | head` does: no news to whoever made it leave.
+        if isinstance(problem, BrokenPipeError):
+            return EXIT_FAILURE
+        return _say(f"standard output can't be written: {problem.strerror or problem}", EXIT_FAILURE)
+    return code
+
+
+def _run() -> int:
+    try:
+        unreadable = next((word for word in sys.argv[1:] if not is_unicode(word)), None)
+        if unreadable is not None:
+            raise click.UsageError(f"{cut(ascii(unreadable))} is not valid UTF-8; arguments are text")
         code = cli.main(prog_name="mlxpool", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as problem:
-        click.echo(problem.format_message(), err=True)
-        sys.exit(EXIT_USAGE)
+        return _say(problem.format_message(), EXIT_USAGE, prefix="")
     except click.ClickException as problem:
-        click.echo(f"mlxpool: {problem.format_message()}", err=True)
-        sys.exit(problem.exit_code)
+        return _say(problem.format_message(), problem.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("mlxpool: interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output left, as `mlxpool ps | head` does; nothing more can be written to it.
-        import os
+        return _say("interrupted", EXIT_INTERRUPTED)
+    return code if isinstance(code, int) else 0
 
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_FAILURE)
-    sys.exit(code if isinstance(code, int) else 0)
+
+def _say(message: str, code: int, prefix: str = "mlxpool: ") -> int:
+    """The line on stderr, where there is somebody to read it; returns the code."""
+    with contextlib.suppress(OSError):
+        click.echo(f"{prefix}{message}", err=True)
+    return code
+
+
+def _is_stdout_broken() -> bool:
+    """Whether what was not written still can't be; then the interpreter's last flush must not try again."""
+    try:
+        sys.stdout.flush()
+        # Unbuffered, nothing is left to try with: a failed write without a file's name was this one's.
+        if not getattr(sys.stdout, "write_through", False):
+            return False
+    except OSError:
+        pass
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True

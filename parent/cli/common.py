@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,16 @@ class Failure(click.ClickException):
     """The command could not do it: one line, exit code 1."""
 
     exit_code = 1
+
+
+class Number(click.FloatRange):
+    """A finite number within bounds. Comparisons let nan through, and JSON has no word for it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 def settings_options(command: F) -> F:

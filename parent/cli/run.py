@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -10,7 +11,7 @@ import click
 import msgspec
 
 from mlxpool.parent.cli import client
-from mlxpool.parent.cli.common import Failure, read_settings, settings_options
+from mlxpool.parent.cli.common import Failure, Number, read_settings, settings_options
 from mlxpool.parent.cli.completion import complete_model
 
 
@@ -42,7 +43,7 @@ class _Request(msgspec.Struct, omit_defaults=True):
 @click.command("run")
 @click.argument("model", shell_complete=complete_model)
 @click.argument("prompt", required=False)
-@click.option("--temperature", type=click.FloatRange(0, 2), help="0 always takes the likeliest token.")
+@click.option("--temperature", type=Number(0, 2), help="0 always takes the likeliest token.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens of one answer.")
 @click.option("--system", help="A system message to begin with.")
 @settings_options
@@ -63,14 +64,29 @@ def run_command(
     server = client.need(read_settings(config_file, {"home": home}))
     messages = [] if system is None else [_Message("system", system)]
     request = _Request(model, messages, True, temperature, max_tokens)
-    if prompt is None and sys.stdin.isatty():
+    if prompt is None and sys.stdin is not None and sys.stdin.isatty():
         return _converse(server, request)
-    question = sys.stdin.read() if prompt is None else prompt
+    question = _read_question() if prompt is None else prompt
     if not question.strip():
         raise click.UsageError("nothing to ask: give a PROMPT, or text on standard input")
     messages.append(_Message("user", question))
-    _print_answer(server, request)
+    _print_answer(server, request, [])
     return 0
+
+
+def _read_question() -> str:
+    """All of standard input. Raises Failure where it is no text."""
+    if sys.stdin is None:
+        return ""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="strict")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as problem:
+        byte = problem.object[problem.start]
+        raise Failure(f"standard input is not valid {problem.encoding} text: byte {byte:#04x}") from None
+    except OSError as problem:
+        raise Failure(f"standard input can't be read: {problem.strerror or problem}") from None
 
 
 def _converse(server: client.Client, request: _Request) -> int:
@@ -80,43 +96,45 @@ def _converse(server: client.Client, request: _Request) -> int:
     while True:
         try:
             question = input("> ")
+            question.encode()
         except EOFError:
             click.echo()
             return 0
         except KeyboardInterrupt:
             click.echo()
             continue
+        except UnicodeError:
+            click.echo("mlxpool: not asked: what was typed is not valid UTF-8", err=True)
+            continue
         if not question.strip():
             continue
         request.messages.append(_Message("user", question))
+        said: list[str] = []
         try:
-            answer = _print_answer(server, request)
+            _print_answer(server, request, said)
+        except KeyboardInterrupt:
+            pass  # what was said by then is the answer
         except Failure as problem:
             # The question is taken back: the conversation stays one the template accepts.
             request.messages.pop()
             click.echo(f"mlxpool: {problem.format_message()}", err=True)
-        else:
-            request.messages.append(_Message("assistant", answer))
+            continue
+        request.messages.append(_Message("assistant", "".join(said)))
 
 
-def _print_answer(server: client.Client, request: _Request) -> str:
-    """Stream one answer to the terminal; returns its text, also where Ctrl-C cut it."""
-    said: list[str] = []
+def _print_answer(server: client.Client, request: _Request, said: list[str]) -> None:
+    """Stream one answer to the terminal; what has been shown is in `said`, however it ends."""
     pieces = _pieces(server, request)
     try:
         for piece in pieces:
             said.append(piece)
             click.echo(piece, nl=False)
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        if not sys.stdin.isatty():
-            raise
     finally:
         # Closing the generator closes the connection: the server stops generating at once.
         pieces.close()
         if said:
             click.echo()
-    return "".join(said)
 
 
 def _pieces(server: client.Client, request: _Request) -> Generator[str, None, None]:

@@ -20,6 +20,8 @@ from tests.tools.scripted_script import expected_text, make_scripted_model
 
 ROOT = Path(__file__).parents[2]
 MLXPOOL = [sys.executable, "-c", "from mlxpool.parent.cli import main; main()"]
+# The terminal becomes the process's own, so that a typed Ctrl-C is the signal that a person's is.
+CONTROLLED = f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); {MLXPOOL[-1]}"
 KEY = "test-key"
 
 
@@ -142,6 +144,33 @@ def test_run_prints_the_answer_to_an_argument_or_to_standard_input(mlxpool: Serv
     assert empty.stderr == "mlxpool: nothing to ask: give a PROMPT, or text on standard input\n"
 
 
+def test_run_refuses_input_that_is_not_text(mlxpool: Served) -> None:
+    ended = subprocess.run(
+        [*MLXPOOL, "run", "m"],
+        env=environment(mlxpool.home),
+        input=b"who?\xff",
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    said = b"mlxpool: standard input is not valid utf-8 text: byte 0xff\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, b"", said)
+
+
+@pytest.mark.parametrize("redirection", ["<&-", "</dev/null"])
+def test_run_without_any_input_has_nothing_to_ask(mlxpool: Served, redirection: str) -> None:
+    ended = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", *MLXPOOL, "run", "m"],
+        env=environment(mlxpool.home),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said = "mlxpool: nothing to ask: give a PROMPT, or text on standard input\n"
+    assert (ended.returncode, ended.stderr) == (2, said)
+
+
 def test_run_of_a_model_that_cannot_load_fails_with_its_reason(mlxpool: Served) -> None:
     result = mlxpool("run", "bad", "hi")
     assert result.returncode == 1
@@ -149,14 +178,29 @@ def test_run_of_a_model_that_cannot_load_fails_with_its_reason(mlxpool: Served) 
     assert result.stdout == ""
 
 
-def test_run_on_a_terminal_is_a_conversation(mlxpool: Served) -> None:
+@contextlib.contextmanager
+def on_a_terminal(home: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int, Terminal]]:
+    """The process, the descriptor that types, and what is shown. Ctrl-C reaches it as a person's does."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [*MLXPOOL, "run", "m"], env=environment(mlxpool.home), stdin=slave, stdout=slave, stderr=slave
+        [sys.executable, "-c", CONTROLLED, *arguments],
+        env=environment(home),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
     )
     os.close(slave)
-    terminal = Terminal(master)
     try:
+        yield process, master, Terminal(master)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+def test_run_on_a_terminal_is_a_conversation(mlxpool: Served) -> None:
+    with on_a_terminal(mlxpool.home, "run", "m") as (process, master, terminal):
         terminal.expect("> ")
         for question in ("first", "second"):
             os.write(master, question.encode() + b"\n")
@@ -164,10 +208,35 @@ def test_run_on_a_terminal_is_a_conversation(mlxpool: Served) -> None:
             terminal.expect("> ")
         os.write(master, b"\x04")
         assert process.wait(10) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(master)
+
+
+def test_a_conversation_survives_typed_bytes_that_are_no_text(mlxpool: Served) -> None:
+    with on_a_terminal(mlxpool.home, "run", "m") as (process, master, terminal):
+        terminal.expect("> ")
+        os.write(master, b"a\xffb\n")
+        terminal.expect("mlxpool: not asked: what was typed is not valid UTF-8")
+        terminal.expect("> ")
+        os.write(master, b"first\n")
+        terminal.expect(expected_text("m", "first").strip())
+        terminal.expect("> ")
+        os.write(master, b"\x04")
+        assert process.wait(10) == 0
+
+
+def test_ctrl_c_cuts_an_answer_of_a_conversation_and_ends_a_single_one(mlxpool: Served) -> None:
+    with on_a_terminal(mlxpool.home, "run", "slow") as (process, master, terminal):
+        terminal.expect("> ")
+        os.write(master, b"count\n")
+        terminal.expect(expected_text("slow", "count")[:3])
+        os.write(master, b"\x03")
+        terminal.expect("> ")
+        os.write(master, b"\x04")
+        assert process.wait(10) == 0
+    with on_a_terminal(mlxpool.home, "run", "slow", "count") as (process, master, terminal):
+        terminal.expect(expected_text("slow", "count")[:3])
+        os.write(master, b"\x03")
+        terminal.expect("mlxpool: interrupted")
+        assert process.wait(10) == 130
 
 
 class Terminal:
@@ -183,7 +252,7 @@ class Terminal:
         while text not in self._shown:
             ready, _, _ = select.select([self._descriptor], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, f"{text!r} was never shown, but {self._shown!r}"
-            self._shown += os.read(self._descriptor, 4096).decode()
+            self._shown += os.read(self._descriptor, 4096).decode(errors="replace")
         self._shown = self._shown.partition(text)[2]
 
 

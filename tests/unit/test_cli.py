@@ -217,8 +217,71 @@ def test_config_prints_its_path_and_its_schema(mlxpool: Command) -> None:
 
 
 def test_run_refuses_sampling_out_of_range(mlxpool: Command) -> None:
-    for option, value in (("--temperature", "3"), ("--max-tokens", "0")):
+    for option, value in (("--temperature", "3"), ("--temperature", "inf"), ("--max-tokens", "0")):
         assert mlxpool("run", "m", "hi", option, value).code == 2
+
+
+def test_a_number_that_is_none_is_refused(mlxpool: Command) -> None:
+    result = mlxpool("run", "m", "hi", "--temperature", "nan")
+    said = "mlxpool: Invalid value for '--temperature': 'nan' is not a finite number\n"
+    assert (result.code, result.err) == (2, said)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "m", "\udcff"], ["load", "\udcff"], ["models", "--home", "\udcff"]]
+)
+def test_an_argument_that_is_not_text_is_bad_usage(mlxpool: Command, arguments: list[str]) -> None:
+    result = mlxpool(*arguments)
+    said = "mlxpool: '\\udcff' is not valid UTF-8; arguments are text\n"
+    assert (result.code, result.out, result.err) == (2, "", said)
+
+
+def output_to(
+    home: Path, redirection: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`mlxpool` with its standard output redirected by a shell."""
+    program = "from mlxpool.parent.cli import main; main()"
+    return subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", program, *arguments],
+        env={**os.environ, "MLXPOOL_HOME": str(home), **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "arguments", [["models"], ["models", "--json"], ["--help"], ["config"], ["config", "--help"]]
+)
+def test_a_full_disk_under_the_output_is_one_line_and_exit_code_1(
+    tmp_path: Path, arguments: list[str], unbuffered: str
+) -> None:
+    ended = output_to(tmp_path, ">/dev/full", *arguments, PYTHONUNBUFFERED=unbuffered)
+    said = "mlxpool: standard output can't be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (1, said)
+
+
+@pytest.mark.parametrize("arguments", [["models"], ["--help"], ["up", "--port", "0"]])
+def test_a_closed_output_is_one_line_and_exit_code_1(tmp_path: Path, arguments: list[str]) -> None:
+    ended = output_to(tmp_path, ">&-", *arguments)
+    said = "mlxpool: standard output is closed; send it to a file, or to /dev/null\n"
+    assert (ended.returncode, ended.stderr) == (1, said)
+
+
+@pytest.mark.parametrize("arguments", [["config"], ["config", "--json"], ["--help"]])
+def test_a_reader_that_left_is_no_news(tmp_path: Path, arguments: list[str]) -> None:
+    ended = output_to(tmp_path, "| true", *arguments)
+    assert ended.stderr == ""
+
+
+def test_text_that_the_terminal_cannot_show_is_shown_as_escapes(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[aliases]\n"größer" = "m"\n', encoding="utf-8")
+    ended = output_to(tmp_path, "", "config", PYTHONIOENCODING="ascii")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert 'aliases."gr\\xf6\\xdfer"' in ended.stdout
 
 
 def test_logs_shows_the_last_lines_of_one_model_or_of_all(mlxpool: Command) -> None:

@@ -1,0 +1,24 @@
+"""Text of others, where it is quoted in a message or handed on as UTF-8. Pure.
+
+What a client or a shell sent may be megabytes long, and may hold what no UTF-8 can: Python reads bytes that
+are none as lone surrogates, and JSON can spell them. Messages quote the beginning; what goes on is checked.
+"""
+
+from __future__ import annotations
+
+# Enough to recognise a value, too little to flood a log or a terminal.
+QUOTED_CHARS = 80
+
+
+def is_unicode(text: str) -> bool:
+    """Whether it can be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def cut(text: str) -> str:
+    """Its first QUOTED_CHARS, with a mark where that is not all."""
+    return text if len(text) <= QUOTED_CHARS else text[:QUOTED_CHARS] + "…"
