@@ -43,8 +43,12 @@ $(BIN)/python:
 	$(INSTALL) -e '.$(DEV_EXTRA)'
 	@touch $@ .venv/installed-user
 
+# The pull goes where ARGS sends the server.
 up: .venv/installed-user
-	@$(BIN)/mlxpool pull starter
+	@home=; before=; for word in $(ARGS); do \
+	  case $$before in --home) home=$$word;; esac; \
+	  case $$word in --home=*) home=$${word#--home=};; esac; before=$$word; done; \
+	$(BIN)/mlxpool pull starter $${home:+--home "$$home"}
 	@exec $(BIN)/mlxpool up $(ARGS)
 
 test: .venv/installed-dev

@@ -61,7 +61,10 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """Everything the doctor judges. Sizes in bytes; modes are permission bits, None where nothing is."""
+    """Everything the doctor judges. Sizes in bytes; modes are permission bits, None where nothing is.
+
+    home_option: see `hints.home_option`.
+    """
 
     python: str
     system: str
@@ -72,6 +75,7 @@ class Facts(msgspec.Struct, frozen=True):
     probe: ProbeReport | None
     probe_fault: str
     home: Path
+    home_option: str
     home_mode: int | None
     home_writable: bool
     config: Path | None
@@ -120,6 +124,11 @@ def findings(facts: Facts) -> list[Finding]:
         _open_files(facts),
         *_models(facts),
     ]
+
+
+def _command(facts: Facts, words: str) -> str:
+    """As `hints.command`."""
+    return f"`mlxpool {words}{facts.home_option}`"
 
 
 def _python(facts: Facts) -> Finding:
@@ -202,7 +211,7 @@ def _home(facts: Facts) -> Finding:
             "home", "fail", f"{facts.home} can't be written", "change its owner, or take another with --home"
         )
     if facts.home_mode is None:
-        return Finding("home", "ok", f"{facts.home}, not there yet: `mlxpool up` makes it")
+        return Finding("home", "ok", f"{facts.home}, not there yet: {_command(facts, 'up')} makes it")
     if facts.home_mode & 0o022:
         return Finding(
             "home",
@@ -263,7 +272,7 @@ def _port(facts: Facts) -> Finding:
                 "port",
                 "fail",
                 f"the server at {facts.running.url} (pid {facts.running.pid}) does not answer",
-                f"`mlxpool down` stops it; if that fails, kill -9 {facts.running.pid}",
+                f"{_command(facts, 'down')} stops it; if that fails, kill -9 {facts.running.pid}",
             )
         said = f"served at {facts.running.url} (pid {facts.running.pid})"
         if facts.port_state in ("ours", "free"):
@@ -308,14 +317,18 @@ def _open_files(facts: Facts) -> Finding:
     summary = "no limit" if unlimited else f"{facts.open_files} at most in this shell"
     if not unlimited and facts.open_files < _FEW_OPEN_FILES:
         return Finding(
-            "files", "warn", summary, "`ulimit -n 8192` before `mlxpool up`; the service sets its own limit"
+            "files",
+            "warn",
+            summary,
+            f"`ulimit -n 8192` before {_command(facts, 'up')}; the service sets its own limit",
         )
     return Finding("files", "ok", summary)
 
 
 def _models(facts: Facts) -> Iterator[Finding]:
     if not facts.models:
-        yield Finding("models", "warn", "none on this machine", "`mlxpool pull starter` fetches a small one")
+        pull = _command(facts, "pull starter")
+        yield Finding("models", "warn", "none on this machine", f"{pull} fetches a small one")
     bad = 0
     for model in facts.models:
         if model.fault is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from mlxpool.parent import folders, hf_cache
+from mlxpool.parent import folders, hf_cache, hints
 from mlxpool.shared import checkpoint, errors, memory
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.config import ModelSettings, Settings
@@ -204,7 +204,8 @@ class Library:
         """The names nearest to `name`, else some of those there are."""
         known = [*self.names(), *(alias for alias in self._settings.aliases if "*" not in alias)]
         if not known:
-            return "there are no models here yet: `mlxpool pull starter` fetches a small one"
+            pull = hints.command("pull starter", self._settings.home)
+            return f"there are no models here yet: {pull} fetches a small one"
         near = difflib.get_close_matches(name, known, n=_NEAR_NAMES, cutoff=0.5)
         if near:
             return f"did you mean {', '.join(near)}?"

@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from mlxpool.parent import hints
 from mlxpool.parent.doctor import Facts, ModelFact, Port, Rate, Running
 from mlxpool.parent.library import Library
 from mlxpool.parent.service import setup
@@ -67,6 +68,7 @@ def look(settings: Settings, running: Running | None) -> Facts:
         probe=probe,
         probe_fault=probe_fault,
         home=home,
+        home_option=hints.home_option(home),
         home_mode=_mode(home),
         home_writable=os.access(_nearest(home), os.W_OK | os.X_OK),
         config=settings.config_path,

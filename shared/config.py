@@ -32,6 +32,7 @@ __all__ = [
     "Pool",
     "Server",
     "Settings",
+    "default_home",
     "json_schema",
     "keys_of",
     "load",
@@ -243,6 +244,12 @@ def json_schema() -> dict[str, Any]:
     }
 
 
+def default_home(env: Mapping[str, str] | None = None) -> Path:
+    """The home of commands that are not told another one. env: None takes the process's."""
+    named = (os.environ if env is None else env).get(HOME_VARIABLE)
+    return Path(named or "~/.mlxpool").expanduser().absolute()
+
+
 def load(
     path: Path | None = None,
     env: Mapping[str, str] | None = None,
@@ -256,9 +263,8 @@ def load(
     """
     env = os.environ if env is None else env
     given = {name: value for name, value in (flags or {}).items() if value is not None}
-    home = (
-        Path(str(given.pop("home", None) or env.get(HOME_VARIABLE) or "~/.mlxpool")).expanduser().absolute()
-    )
+    named_home = given.pop("home", None)
+    home = default_home(env) if not named_home else Path(str(named_home)).expanduser().absolute()
     if path is None and (home / "config.toml").is_file():
         path = home / "config.toml"
 

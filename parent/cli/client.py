@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from mlxpool.parent.cli.common import Failure
+from mlxpool.parent.hints import command
 from mlxpool.parent.run_folder import Address, read_address
 from mlxpool.shared.config import Settings
 
@@ -196,7 +197,8 @@ def need(settings: Settings) -> Client:
     """The running server of this home. Raises Failure where there is none, or it does not answer."""
     address = read_address(settings.home)
     if address is None or not is_running(address):
-        raise Failure(f"no server is running for {settings.home}; start one with `mlxpool up`")
+        up = command("up", settings.home)
+        raise Failure(f"no server is running for {settings.home}; start one with {up}")
     client = Client(address, settings.client_key)
     client.get("/health", dict[str, Any], _HEALTH_TIMEOUT_S)
     return client

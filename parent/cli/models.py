@@ -22,6 +22,7 @@ from mlxpool.parent.cli.common import (
     settings_options,
 )
 from mlxpool.parent.cli.completion import complete_model
+from mlxpool.parent.hints import command
 from mlxpool.shared.units import format_size
 
 _POLL_S = 0.1
@@ -60,7 +61,7 @@ def models_command(
         print_json({"models": entries, "aliases": settings.aliases})
         return 0
     if not entries:
-        click.echo("no models yet: `mlxpool pull starter` fetches a small one")
+        click.echo(f"no models yet: {command('pull starter', settings.home)} fetches a small one")
         return 0
     print_table(
         ["MODEL", "STATE", "NEEDS", "CONTEXT", "VERDICT"],

@@ -16,6 +16,7 @@ import msgspec
 from mlxpool.parent import removal
 from mlxpool.parent.cli import client
 from mlxpool.parent.cli.common import Failure, json_option, print_json, read_settings, settings_options
+from mlxpool.parent.hints import command
 from mlxpool.parent.library import Library, LibraryModel
 from mlxpool.parent.staging import PullError
 from mlxpool.shared.config import Settings
@@ -50,7 +51,7 @@ def rm_command(
     size_bytes = removal.size_bytes(_place(settings, name, model))
     server = client.find(settings)
     if server is not None and model is not None and not unload:
-        _refuse_loaded(server, name)
+        _refuse_loaded(server, name, settings)
     if not yes and not _is_wanted(name if model else f"the unfinished download of {name}", size_bytes):
         click.echo(f"{name} stays")
         return 1
@@ -90,10 +91,11 @@ def _is_wanted(what: str, size_bytes: int) -> bool:
     return click.confirm(f"Remove {what} ({format_size(size_bytes)})?", err=True)
 
 
-def _refuse_loaded(server: client.Client, name: str) -> None:
+def _refuse_loaded(server: client.Client, name: str, settings: Settings) -> None:
     worker = server.worker(name)
     if worker is not None and worker.state not in ("absent", "failed"):
-        raise Failure(f"{name} is {worker.state}; `mlxpool rm {name} --unload` unloads it first")
+        unload = command(f"rm {name} --unload", settings.home)
+        raise Failure(f"{name} is {worker.state}; {unload} unloads it first")
 
 
 def _unload(server: client.Client, name: str, settings: Settings) -> None:
@@ -102,7 +104,8 @@ def _unload(server: client.Client, name: str, settings: Settings) -> None:
     deadline = time.monotonic() + settings.pool.drain_timeout + settings.pool.stall_timeout
     while (worker := server.worker(name)) is not None and worker.state not in ("absent", "failed"):
         if time.monotonic() > deadline:
-            raise Failure(f"{name} still serves requests; `mlxpool unload {name} --force` cuts them")
+            force = command(f"unload {name} --force", settings.home)
+            raise Failure(f"{name} still serves requests; {force} cuts them")
         time.sleep(_POLL_S)
 
 

@@ -91,6 +91,7 @@ def _write_to(log_file: Path) -> None:
 
 def _look_at_models(settings: Settings) -> None:
     """Say what a newcomer needs to know before the first request fails."""
+    from mlxpool.parent.hints import command
     from mlxpool.parent.library import Library
     from mlxpool.shared.errors import ApiError
 
@@ -99,10 +100,8 @@ def _look_at_models(settings: Settings) -> None:
         for folder in folders:
             click.echo(f"mlxpool: {folder} is not served: another model has the name {name!r}", err=True)
     if not library.names():
-        click.echo(
-            "mlxpool: no model on this machine yet: `mlxpool pull starter` fetches a small one (93 MB)",
-            err=True,
-        )
+        pull = command("pull starter", settings.home)
+        click.echo(f"mlxpool: no model on this machine yet: {pull} fetches a small one (93 MB)", err=True)
     if settings.startup_model is not None:
         try:
             library.resolve(settings.startup_model)

@@ -185,6 +185,22 @@ def test_models_without_any_offers_the_starter(mlxpool: Command) -> None:
     assert (result.code, result.out) == (0, "no models yet: `mlxpool pull starter` fetches a small one\n")
 
 
+def test_a_hint_is_about_the_home_that_was_named(mlxpool: Command, tmp_path: Path) -> None:
+    other = tmp_path / "my home"
+    pull = f"`mlxpool pull starter --home '{other}'`"
+    assert mlxpool("models", "--home", str(other)).out == f"no models yet: {pull} fetches a small one\n"
+    refused = mlxpool("up", "--home", str(other), "--model", "x")
+    assert refused.err.startswith(
+        f"mlxpool: no model on this machine yet: {pull} fetches a small one (93 MB)\n"
+    )
+    missing = mlxpool("ps", "--home", str(other)).err
+    assert (
+        missing
+        == f"mlxpool: no server is running for {other}; start one with `mlxpool up --home '{other}'`\n"
+    )
+    assert mlxpool("ps", "--home", str(mlxpool.home)).err.endswith("; start one with `mlxpool up`\n")
+
+
 def test_a_models_name_with_brackets_is_shown_as_it_is(mlxpool: Command) -> None:
     write_model(mlxpool.home / "models" / "a[bold]b")
     assert "a[bold]b" in mlxpool("models").out

@@ -49,6 +49,7 @@ HEALTHY = Facts(
     probe=ProbeReport("Device(gpu, 0)", "Apple M3 Max", 48 * GB, 900.0),
     probe_fault="",
     home=HOME,
+    home_option="",
     home_mode=0o700,
     home_writable=True,
     config=HOME / "config.toml",
@@ -82,6 +83,14 @@ CPU = {
 
 def judged(**changes: Any) -> list[Finding]:
     return findings(msgspec.structs.replace(HEALTHY, **changes))
+
+
+def test_commands_are_about_the_home_that_was_looked_at() -> None:
+    found = judged(home_option=" --home /x", home_mode=None, models=[], open_files=256)
+    told = {finding.name: f"{finding.summary} {finding.advice}" for finding in found}
+    assert "`mlxpool up --home /x` makes it" in told["home"]
+    assert "`mlxpool pull starter --home /x` fetches" in told["models"]
+    assert "before `mlxpool up --home /x`" in told["files"]
 
 
 def test_a_healthy_machine_is_told_line_by_line() -> None:
@@ -258,9 +267,13 @@ def test_a_look_at_a_home_that_is_not_there_makes_none(tmp_path: Path) -> None:
     ended = doctor(tmp_path / "home", "--port", "0")
     assert ended.returncode == 0, ended.stdout
     lines = [line.split(maxsplit=2) for line in ended.stdout.splitlines()]
-    assert ["ok", "home", f"{tmp_path}/home, not there yet: `mlxpool up` makes it"] in lines
+    assert [
+        "ok",
+        "home",
+        f"{tmp_path}/home, not there yet: `mlxpool up --home {tmp_path}/home` makes it",
+    ] in lines
     assert ["warn", "models", "none on this machine"] in lines
-    assert ["→", "`mlxpool", "pull starter` fetches a small one"] in lines
+    assert ["→", "`mlxpool", f"pull starter --home {tmp_path}/home` fetches a small one"] in lines
     assert list(tmp_path.iterdir()) == []
 
 

@@ -42,7 +42,7 @@ def test_without_any_folder_there_are_no_models(tmp_path: Path) -> None:
         404,
         "model_not_found",
         "no model 'x' on this server; there are no models here yet: "
-        "`mlxpool pull starter` fetches a small one",
+        f"`mlxpool pull starter --home {tmp_path}/gone` fetches a small one",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import tomllib
 from importlib import metadata
@@ -70,6 +71,32 @@ def dry_run(*arguments: str) -> str:
 def test_make_up_pulls_the_starter_and_serves() -> None:
     said = dry_run("up", "ARGS=--port 9000")
     assert said.index("mlxpool pull starter") < said.index("mlxpool up --port 9000")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pulled"),
+    [
+        ("", "pull starter"),
+        ("--port 9000", "pull starter"),
+        ("--port 9000 --home /x --host h", "pull starter --home /x"),
+        ("--home=/x", "pull starter --home /x"),
+        ("--home '/a b'", "pull starter --home /a b"),
+        ("--home /x --home=/y", "pull starter --home /y"),
+    ],
+)
+def test_make_up_pulls_into_the_home_that_it_serves(tmp_path: Path, arguments: str, pulled: str) -> None:
+    program = tmp_path / "mlxpool"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    made = subprocess.run(
+        ["make", "-s", "-o", ".venv/installed-user", "up", f"BIN={tmp_path}", f"ARGS={arguments}"],
+        cwd=ROOT,
+        env={**os.environ, "MAKEFLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert made.stdout.splitlines() == [pulled, " ".join(["up", *shlex.split(arguments)])]
 
 
 def test_ci_is_a_strict_bash_script_that_may_be_run() -> None:
