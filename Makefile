@@ -45,6 +45,7 @@ $(BIN)/python:
 
 # The pull goes where ARGS sends the server.
 up: .venv/installed-user
+	@deploy/system_packages.sh serve
 	@home=; before=; for word in $(ARGS); do \
 	  case $$before in --home) home=$$word;; esac; \
 	  case $$word in --home=*) home=$${word#--home=};; esac; before=$$word; done; \
@@ -52,9 +53,7 @@ up: .venv/installed-user
 	@exec $(BIN)/mlxpool up $(ARGS)
 
 test: .venv/installed-dev
-	@[ "$(BACKEND)" != cpu ] || $(BIN)/python -c 'import sys; from mlxpool.shared import backend; \
-	  backend.find_openblas() or sys.stderr.write("OpenBLAS not found: models will be slow here; \
-	on Debian: apt-get install libopenblas0-pthread\n")'
+	@deploy/system_packages.sh test
 	$(BIN)/python -m pytest $(ARGS)
 
 # mypy looks for packages in folders, and mlxpool has none of its own: links give it one.
