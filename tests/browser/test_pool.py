@@ -213,10 +213,12 @@ async def test_nothing_is_polled(tmp_path: Path, start: Start, open_page: OpenPa
     page = await open_page(served)
     await page.locator(".chip").click()
     await expect(card(page, "a").locator(".badge")).to_have_text("ready")
-    # By now every page's modules have been fetched too.
-    await page.wait_for_function(
-        "performance.getEntriesByType('resource').some((r) => r.name.endsWith('logs/page.js'))"
-    )
+    # Every page has been seen, so all modules are here.
+    for name in ("Models", "Chat", "Logs", "Pool"):
+        await page.get_by_role("link", name=name, exact=True).click()
+        await expect(page).to_have_title(f"{name} · mlxpool")
+        await expect(page.locator(".main > .page, .main > .chat")).to_be_visible()
+    await expect(page.locator(".plot canvas")).to_be_visible()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     assert (await served.chat("a")).status == 200

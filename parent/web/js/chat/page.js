@@ -101,8 +101,7 @@ function Thread({ talk, run, model, editing, onEdit, onEdited, onRetry }) {
   useLayoutEffect(() => {
     if (follows.current) toEnd();
   });
-  const onScroll = () => {
-    const { scrollHeight, scrollTop, clientHeight } = box.current;
+  const onScroll = ({ currentTarget: { scrollHeight, scrollTop, clientHeight } }) => {
     follows.current = scrollHeight - scrollTop - clientHeight < AT_END_PX;
     setAway(!follows.current);
   };

@@ -74,8 +74,7 @@ function Lines({ lines, showModel, wrap, paused, children }) {
   useLayoutEffect(() => {
     if (follows.current && !paused) box.current.scrollTop = box.current.scrollHeight;
   });
-  const onScroll = () => {
-    const { scrollHeight, scrollTop, clientHeight } = box.current;
+  const onScroll = ({ currentTarget: { scrollHeight, scrollTop, clientHeight } }) => {
     follows.current = scrollHeight - scrollTop - clientHeight < AT_END_PX;
   };
   const groups = useMemo(() => grouped(lines), [lines]);

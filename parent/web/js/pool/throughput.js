@@ -59,7 +59,7 @@ export function Throughput() {
     };
     let redraw = () => {};
     import("../../vendor/uplot-1.6.32/uplot.js").then(({ default: UPlot }) => {
-      if (gone) return;
+      if (gone || !box.current) return;
       redraw = () => draw(UPlot);
       redraw();
       dark.addEventListener("change", redraw);
