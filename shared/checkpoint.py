@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import stat as file_kind
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
+
+from mlxpool.shared.files import open_regular
 
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
@@ -141,7 +142,7 @@ def stamp(folder: Path) -> str:
 def read_header(path: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file, from its header alone. Raises CheckpointError."""
     try:
-        with _open_regular(path) as file:
+        with open_regular(path) as file:
             file_bytes = os.fstat(file.fileno()).st_size
             header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             data_bytes = file_bytes - _LENGTH_BYTES - header_bytes
@@ -194,15 +195,6 @@ def _check_layout(file: str, entries: dict[str, _Entry], data_bytes: int) -> Non
         raise CheckpointError(f"{file}: {data_bytes - covered} bytes longer than its header says")
 
 
-def _open_regular(path: Path) -> BinaryIO:
-    """The file, if it is one: reading a pipe or a device would wait for ever, and the server with it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not file_kind.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError(f"{path.name}: is no regular file")
-    return open(descriptor, "rb")
-
-
 def _read_config(path: Path) -> dict[str, Any]:
     raw = _read_small(path)
     if raw is None:
@@ -230,7 +222,7 @@ def read_index(path: Path) -> dict[str, str]:
 def _read_small(path: Path) -> bytes | None:
     """The bytes of a JSON file, None where there is no such file."""
     try:
-        with _open_regular(path) as file:
+        with open_regular(path) as file:
             raw = file.read(MAX_JSON_BYTES + 1)
     except FileNotFoundError:
         return None

@@ -14,15 +14,16 @@ from __future__ import annotations
 import functools
 import math
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
+from mlxpool.shared import config_file
 from mlxpool.shared import config_values as v
 from mlxpool.shared.config_values import ConfigError, Key, refuse
+from mlxpool.shared.text import is_unicode
 from mlxpool.shared.units import parse_budget
 
 __all__ = [
@@ -265,8 +266,10 @@ def load(
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     named_home = given.pop("home", None)
     home = default_home(env) if not named_home else Path(str(named_home)).expanduser().absolute()
-    if path is None and (home / "config.toml").is_file():
-        path = home / "config.toml"
+    if not is_unicode(str(home)):
+        raise ConfigError(f"home: {str(home)!a} is not valid UTF-8; use another folder")
+    if path is None:
+        path = config_file.find(home)
 
     tables = _read_file(path) if path is not None else {}
     values: dict[str, dict[str, object]] = {name: {} for name in SECTIONS}
@@ -314,18 +317,8 @@ def load(
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises ConfigError with the line of a syntax error."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such config file") from None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path}: can't be read: {problem}") from None
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as problem:
-        said = str(problem).replace("at end of document", f"at line {text.count(chr(10)) + 1}, the end")
-        raise ConfigError(f"{path}: not valid TOML: {said}") from None
+    """The tables of the file, each of a known section. Raises ConfigError."""
+    tables = config_file.read(path)
     for section in tables:
         if section in _LATER_SECTIONS:
             raise ConfigError(f"{path}: [{section}] is not in this version yet; remove the section")
@@ -336,8 +329,13 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 def _table(raw: object, source: str, name: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
-        raise refuse(source, name, raw, f"write a table: [{name}]")
+        raise refuse(source, name, raw, f"write a table: [{name}]", secret=_may_hold_keys(raw))
     return raw
+
+
+def _may_hold_keys(raw: object) -> bool:
+    """Whether a value in a wrong place could have API keys in it."""
+    return isinstance(raw, list | dict)
 
 
 def _read(section: str, name: str, raw: object, source: str, label: str, *, text: bool = False) -> object:
@@ -352,7 +350,8 @@ def _read(section: str, name: str, raw: object, source: str, label: str, *, text
         return key.kind.read(key.kind.from_text(raw) if text and isinstance(raw, str) else raw)
     except ValueError as problem:
         # A parser of units says more than "use …" does; plain readers raise without text.
-        raise refuse(source, label, raw, str(problem) or f"use {key.kind.allowed}") from None
+        allowed = str(problem) or f"use {key.kind.allowed}"
+        raise refuse(source, label, raw, allowed, secret=key.kind.secret) from None
 
 
 def _variables(env: Mapping[str, str]) -> Iterable[tuple[str, str, str]]:
@@ -371,7 +370,13 @@ def _variables(env: Mapping[str, str]) -> Iterable[tuple[str, str, str]]:
         section, _, name = variable.removeprefix(_PREFIX).lower().partition("_")
         if section in _LATER_SECTIONS or name in _LATER_KEYS.get(section, ()):
             raise ConfigError(f"environment: {variable} is not in this version yet; unset it")
-        raise ConfigError(f"environment: unknown {variable}; {v.known(variable, [*names, HOME_VARIABLE])}")
+        # What all of them begin with makes none of them near.
+        prefix = f"{_PREFIX}{section}_".upper() if section in SECTIONS else _PREFIX
+        candidates = [known.removeprefix(prefix) for known in names if known.startswith(prefix)]
+        if prefix == _PREFIX:
+            candidates.append(HOME_VARIABLE.removeprefix(prefix))
+        near = v.known(variable.removeprefix(prefix), candidates, prefix)
+        raise ConfigError(f"environment: unknown {variable}; {near}")
 
 
 def _model_dirs(raw: object) -> tuple[Path, ...]:
@@ -390,9 +395,10 @@ def _aliases(raw: object, source: str) -> dict[str, str]:
     for name, target in table.items():
         label = f'aliases."{name}"'
         if any(mark in name for mark in "?[]") or not name.strip():
-            raise refuse(source, label, target, "an alias is a name; * is its only wildcard")
+            allowed = "an alias is a name; * is its only wildcard"
+            raise refuse(source, label, target, allowed, secret=_may_hold_keys(target))
         if not isinstance(target, str) or not target.strip() or "*" in target:
-            raise refuse(source, label, target, "use the name of one model")
+            raise refuse(source, label, target, "use the name of one model", secret=_may_hold_keys(target))
         if target in table:
             raise refuse(source, label, target, "an alias leads to a model, not to another alias")
     return dict(table)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from mlxpool.shared.text import is_unicode
 from mlxpool.shared.units import parse_budget, parse_duration
 
 # A share needs some total to be checked against; any will do.
@@ -28,12 +29,16 @@ class ConfigError(Exception):
 
 
 class Kind(NamedTuple):
-    """read: raw → value, ValueError. allowed: completes "use …". schema: of the raw value."""
+    """read: raw → value, ValueError. allowed: completes "use …". schema: of the raw value.
+
+    secret: the value appears in no message.
+    """
 
     read: Callable[[Any], object]
     allowed: str
     schema: dict[str, Any]
     from_text: Callable[[str], object] = str
+    secret: bool = False
 
 
 class Key(NamedTuple):
@@ -43,17 +48,19 @@ class Key(NamedTuple):
     why: str
 
 
-def refuse(source: str, label: str, value: object, allowed: str) -> ConfigError:
+def refuse(source: str, label: str, value: object, allowed: str, *, secret: bool = False) -> ConfigError:
     """A ConfigError about one value."""
     where = f"{source}: " if source else ""
-    return ConfigError(f"{where}{label} = {value!r}: {allowed}")
+    return ConfigError(f"{where}{label} = {'(hidden)' if secret else repr(value)}: {allowed}")
 
 
-def known(name: str, names: Iterable[str]) -> str:
-    """What to say after an unknown name: the nearest one, or all of them."""
+def known(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """What to say after an unknown name: the nearest one, or all of them; `prefix` goes before each."""
     candidates = list(names)
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(candidates)}"
+    if near:
+        return f"did you mean {prefix}{near[0]}?"
+    return f"known are {', '.join(prefix + candidate for candidate in candidates)}"
 
 
 def is_loopback(host: str) -> bool:
@@ -69,12 +76,13 @@ def is_loopback(host: str) -> bool:
 
 
 def is_model_name(name: str) -> bool:
-    """A folder's name, or org/name: no hidden or parent folders, no control characters, no wildcard."""
+    """A folder's name, or org/name, in Unicode: no hidden or parent folders, no control characters, no *."""
     parts = name.split("/")
     return len(parts) <= 2 and all(
         part
         and not part.startswith(".")
         and not _CONTROL.search(part)
+        and is_unicode(part)
         and "*" not in part
         and "\\" not in part
         for part in parts
@@ -168,7 +176,7 @@ HOST = Kind(
 PORT = _whole(0, 65535, "a whole number from 0 to 65535")
 API_KEYS = _list(
     lambda text: bool(_VISIBLE_ASCII.fullmatch(text)), "a list of keys in visible ASCII, without spaces"
-)
+)._replace(secret=True)
 HOSTS = _list(
     lambda text: bool(_HOST_NAME.fullmatch(text)), 'a list of host names without scheme, like ["box.local"]'
 )

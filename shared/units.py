@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import re
 
+from mlxpool.shared.text import cut
+
 _SIZE_UNITS = {
     "": 1,
     "B": 1,
@@ -22,6 +24,8 @@ _SIZE_UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+# What a file's size can be; beyond it arithmetic in floats would fail somewhere later.
+MAX_SIZE_BYTES = 2**63 - 1
 _DURATION_UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
@@ -33,12 +37,17 @@ def parse_size(value: str | int) -> int:
     if isinstance(value, int):
         if value < 0:
             raise ValueError(f"a size can't be negative: {value}")
+        if value > MAX_SIZE_BYTES:
+            raise _too_large(value)
         return value
     match = _NUMBER_UNIT.fullmatch(value)
     unit = _SIZE_UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
         raise ValueError(f"not a size: {value!r}; use bytes or a unit, like 48GB or 32GiB")
-    return int(float(match[1]) * unit)
+    size = float(match[1]) * unit
+    if size > MAX_SIZE_BYTES:
+        raise _too_large(value)
+    return int(size)
 
 
 def parse_duration(value: str | float) -> float:
@@ -46,14 +55,28 @@ def parse_duration(value: str | float) -> float:
     if isinstance(value, bool):
         raise ValueError(f"not a duration: {value!r}; use seconds or a unit, like 90s, 15m or 1h")
     if isinstance(value, int | float):
-        if not math.isfinite(value) or value < 0:
+        if (isinstance(value, float) and not math.isfinite(value)) or value < 0:
             raise ValueError(f"a duration must be zero or more seconds: {value}")
-        return float(value)
+        return _finite(value, value)
     match = _NUMBER_UNIT.fullmatch(value)
     unit = _DURATION_UNITS_S.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f"not a duration: {value!r}; use seconds or a unit, like 90s, 15m or 1h")
-    return float(match[1]) * unit
+    return _finite(float(match[1]) * unit, value)
+
+
+def _finite(number: float, written: object) -> float:
+    """As a float. Raises ValueError for what none can hold."""
+    try:
+        if math.isfinite(number):
+            return float(number)
+    except OverflowError:
+        pass
+    raise _too_large(written)
+
+
+def _too_large(written: object) -> ValueError:
+    return ValueError(f"too large a number: {cut(str(written))}")
 
 
 def parse_budget(value: str | int, total_bytes: int) -> int:
@@ -66,7 +89,12 @@ def parse_budget(value: str | int, total_bytes: int) -> int:
         if not 0 < percent <= 100:
             raise ValueError(f"not a share: {value!r}; use more than 0% and at most 100%")
         return int(total_bytes * percent / 100)
-    size = parse_size(value)
+    try:
+        size = parse_size(value)
+    except ValueError:
+        raise ValueError(
+            f"not a size or a share: {value!r}; use bytes, a size like 48GB or a share like 75%"
+        ) from None
     if size == 0:
         raise ValueError("a budget of 0 holds no model; use a size like 48GB or a share like 75%")
     return size

@@ -10,6 +10,7 @@ import msgspec
 
 from mlxpool.parent.cli.common import json_option, print_json, print_table, read_settings, settings_options
 from mlxpool.shared.config import SECTIONS, ModelSettings, Settings, json_schema, seconds_text
+from mlxpool.shared.config_file import CONFIG_FILE
 
 
 @click.command("config")
@@ -26,7 +27,7 @@ def config_command(
         return 0
     settings = read_settings(config_file, {"home": home})
     if only_path:
-        click.echo(settings.config_path or settings.home / "config.toml")
+        click.echo(settings.config_path or settings.home / CONFIG_FILE)
         return 0
     rows = _rows(settings)
     if as_json:

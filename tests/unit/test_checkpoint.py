@@ -202,7 +202,7 @@ def test_a_pipe_where_a_file_is_due_is_refused_and_not_waited_for(tmp_path: Path
     folder = write_model(tmp_path / "m")
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    assert fault(folder) == f"{name}: is no regular file"
+    assert fault(folder) == f"{name}: can't be read: not a regular file"
 
 
 def test_a_config_that_says_more_layers_than_any_model_has_is_refused(tmp_path: Path) -> None:

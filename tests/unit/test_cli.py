@@ -62,8 +62,8 @@ def mlxpool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
         ),
         (
             ["up", "--memory-budget", "much"],
-            "command line: --memory-budget = 'much': not a size: 'much'; "
-            "use bytes or a unit, like 48GB or 32GiB",
+            "command line: --memory-budget = 'much': not a size or a share: 'much'; "
+            "use bytes, a size like 48GB or a share like 75%",
         ),
         (
             ["pull", "name"],
@@ -183,6 +183,17 @@ def test_models_tells_what_each_folder_needs_or_what_is_wrong_with_it(mlxpool: C
 def test_models_without_any_offers_the_starter(mlxpool: Command) -> None:
     result = mlxpool("models")
     assert (result.code, result.out) == (0, "no models yet: `mlxpool pull starter` fetches a small one\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["up"], ["config"], ["config", "--json"], ["models"], ["doctor"], ["service", "print"]]
+)
+def test_no_command_shows_a_key_that_it_refuses(mlxpool: Command, arguments: list[str]) -> None:
+    file = mlxpool.home / "config.toml"
+    file.write_text('[server]\napi_keys = ["sk-secret key"]\n')
+    said = "server.api_keys = (hidden): use a list of keys in visible ASCII, without spaces"
+    result = mlxpool(*arguments)
+    assert (result.code, result.out, result.err) == (2, "", f"mlxpool: {file}: {said}\n")
 
 
 def test_a_hint_is_about_the_home_that_was_named(mlxpool: Command, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -134,10 +135,6 @@ def test_the_homes_own_file_is_read_when_none_is_named(tmp_path: Path) -> None:
             "server.host = '0.0.0.0': set server.api_keys too, or use a loopback address",
         ),
         (
-            '[server]\napi_keys = ["a b"]\n',
-            "server.api_keys = ['a b']: use a list of keys in visible ASCII, without spaces",
-        ),
-        (
             '[server]\nallowed_origins = ["*"]\n',
             "server.allowed_origins = ['*']: use a list of origins, like [\"https://chat.example\"]",
         ),
@@ -147,7 +144,13 @@ def test_the_homes_own_file_is_read_when_none_is_named(tmp_path: Path) -> None:
         ),
         (
             '[pool]\nmemory_budget = "lots"\n',
-            "pool.memory_budget = 'lots': not a size: 'lots'; use bytes or a unit, like 48GB or 32GiB",
+            "pool.memory_budget = 'lots': not a size or a share: 'lots'; "
+            "use bytes, a size like 48GB or a share like 75%",
+        ),
+        (
+            "[pool]\nmemory_budget = -1\n",
+            "pool.memory_budget = -1: not a size or a share: -1; "
+            "use bytes, a size like 48GB or a share like 75%",
         ),
         (
             "[pool]\nmemory_budget = 0\n",
@@ -201,6 +204,84 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ('[server]\napi_keys = ["sk-secret key"]\n', "server.api_keys"),
+        ('[server]\napi_keys = "sk-secret"\n', "server.api_keys"),
+        ('[server.api_keys]\nann = "sk-secret"\n', "server.api_keys"),
+        ('[[server]]\napi_keys = ["sk-secret"]\n', "server"),
+        ('[aliases]\napi_keys = ["sk-secret"]\n', 'aliases."api_keys"'),
+        ('[aliases]\n"api_keys?" = ["sk-secret"]\n', 'aliases."api_keys?"'),
+        ('models = [{api_keys = ["sk-secret"]}]\n', "models"),
+    ],
+)
+def test_a_refusal_never_shows_a_key(tmp_path: Path, text: str, label: str) -> None:
+    message = refused(tmp_path, text)
+    assert message.startswith(f"{label} = (hidden): ")
+    assert "secret" not in message
+
+
+def test_a_key_in_the_environment_is_not_shown_either(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(None, {"MLXPOOL_SERVER_API_KEYS": "sk-secret key", "MLXPOOL_HOME": str(tmp_path)}, {})
+    said = "MLXPOOL_SERVER_API_KEYS = (hidden): use a list of keys in visible ASCII, without spaces"
+    assert str(caught.value) == f"environment: {said}"
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to itself"])
+def test_a_config_that_is_no_file_is_refused_and_not_waited_for(
+    tmp_path: Path, kind: str, named: bool
+) -> None:
+    path = tmp_path / "config.toml"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path)
+    with pytest.raises(ConfigError) as caught:
+        load(path if named else None, {"MLXPOOL_HOME": str(tmp_path)}, {})
+    why = "Too many levels of symbolic links" if kind == "link to itself" else "not a regular file"
+    assert str(caught.value) == f"{path}: can't be read: {why}"
+
+
+def test_a_link_into_nowhere_is_no_absent_config(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"config.toml: no such config file$"):
+        load(None, {"MLXPOOL_HOME": str(tmp_path)}, {})
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("closed", ["config.toml", "."])
+def test_a_config_that_may_not_be_read_is_refused(tmp_path: Path, closed: str) -> None:
+    path = write(tmp_path, "")
+    (tmp_path / closed).chmod(0)
+    try:
+        with pytest.raises(ConfigError) as caught:
+            load(None, {"MLXPOOL_HOME": str(tmp_path)}, {})
+    finally:
+        (tmp_path / closed).chmod(0o700)
+    assert str(caught.value) == f"{path}: can't be read: Permission denied"
+
+
+def test_a_config_may_be_no_file_at_all(tmp_path: Path) -> None:
+    write(tmp_path, "[server]\nport = 7\n")
+    assert load(Path(os.devnull), {"MLXPOOL_HOME": str(tmp_path)}, {}).server.port == 8420
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "1" * 5000])
+def test_toml_that_python_cannot_hold_is_refused(tmp_path: Path, text: str) -> None:
+    assert refused(tmp_path, text).startswith("not valid TOML: ")
+
+
+@pytest.mark.parametrize("value", ['"' + "9" * 400 + 'GB"', '"' + "9" * 400 + 's"', "1" + "0" * 400])
+@pytest.mark.parametrize("key", ["memory_budget", "idle_ttl"])
+def test_a_number_without_an_end_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    assert refused(tmp_path, f"[pool]\n{key} = {value}\n").startswith(f"pool.{key} = ")
+
+
+@pytest.mark.parametrize(
     ("env", "message"),
     [
         (
@@ -209,8 +290,24 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None
         ),
         ({"MLXPOOL_CACHE_RAM": "1"}, "environment: MLXPOOL_CACHE_RAM is not in this version yet; unset it"),
         (
-            {"MLXPOOL_SERVER_TRACE": "1"},
-            "environment: MLXPOOL_SERVER_TRACE is not in this version yet; unset it",
+            {"MLXPOOL_DEFAULTS_THINKING": "1"},
+            "environment: MLXPOOL_DEFAULTS_THINKING is not in this version yet; unset it",
+        ),
+        (
+            {"MLXPOOL_SRVER_PORT": "1"},
+            "environment: unknown MLXPOOL_SRVER_PORT; did you mean MLXPOOL_SERVER_PORT?",
+        ),
+        ({"MLXPOOL_HOM": "/x"}, "environment: unknown MLXPOOL_HOM; did you mean MLXPOOL_HOME?"),
+        (
+            {"MLXPOOL_DEFAULTS_FOO": "1"},
+            "environment: unknown MLXPOOL_DEFAULTS_FOO; known are MLXPOOL_DEFAULTS_MODEL, "
+            "MLXPOOL_DEFAULTS_MAX_TOKENS, MLXPOOL_DEFAULTS_TEMPERATURE, MLXPOOL_DEFAULTS_TOP_P, "
+            "MLXPOOL_DEFAULTS_TOP_K",
+        ),
+        (
+            {"MLXPOOL_DEFAULTS_MODEL": "\udcff"},
+            "environment: MLXPOOL_DEFAULTS_MODEL = '\\udcff': use the name of "
+            "a model: a folder's name or org/name",
         ),
         (
             {"MLXPOOL_SERVER_PORT": "x"},
@@ -222,6 +319,21 @@ def test_a_bad_variable_is_refused_by_name(tmp_path: Path, env: dict[str, str], 
     with pytest.raises(ConfigError) as caught:
         load(None, {**env, "MLXPOOL_HOME": str(tmp_path)}, {})
     assert str(caught.value) == message
+
+
+def test_a_variable_that_is_near_none_is_answered_with_all_of_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(None, {"MLXPOOL_FOO": "1", "MLXPOOL_HOME": str(tmp_path)}, {})
+    message = str(caught.value)
+    assert message.startswith(
+        "environment: unknown MLXPOOL_FOO; known are MLXPOOL_SERVER_HOST, MLXPOOL_SERVER_"
+    )
+    assert message.endswith(", MLXPOOL_DEFAULTS_TOP_K, MLXPOOL_HOME")
+
+
+def test_a_home_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^home: '/\\udcff' is not valid UTF-8; use another folder$"):
+        load(None, {"MLXPOOL_HOME": "/\udcff"}, {})
 
 
 def test_variables_are_read_as_what_their_key_is(tmp_path: Path) -> None:
