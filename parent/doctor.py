@@ -97,6 +97,7 @@ class Facts(msgspec.Struct, frozen=True):
     models: list[ModelFact]
     shadowed: list[Path]
     open_files: int
+    open_files_lack: str | None
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -315,6 +316,8 @@ def _open_files(facts: Facts) -> Finding:
     # getrlimit's "no limit" is the largest number, or -1.
     unlimited = facts.open_files < 0 or facts.open_files > 2**40
     summary = "no limit" if unlimited else f"{facts.open_files} at most in this shell"
+    if facts.open_files_lack is not None:
+        return Finding("files", "fail", summary, facts.open_files_lack)
     if not unlimited and facts.open_files < _FEW_OPEN_FILES:
         return Finding(
             "files",

@@ -90,6 +90,7 @@ def look(settings: Settings, running: Running | None) -> Facts:
         models=[ModelFact(name, entry.fault, entry.plan) for name, entry in described],
         shadowed=[path for paths in library.shadowed().values() for path in paths],
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        open_files_lack=backend.open_files_lack(),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import resource
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,9 @@ Backend = Literal["metal", "cuda", "cpu", "none"]
 
 # What to say where there is none.
 INSTALL_HINT = "install mlxpool[cpu] or, with an NVIDIA GPU, mlxpool[cuda]"
+
+# mlx_lm sets this limit of its process when it is imported, and can't be imported where it may not.
+OPEN_FILES = 4096
 
 _CUDA_DISTRIBUTIONS = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
 
@@ -122,3 +126,21 @@ def nvidia_library_folders() -> list[str]:
         root = Path(entry or ".") / "nvidia"
         found += [str(folder) for folder in sorted(root.glob("*/lib")) if str(folder) not in found]
     return found
+
+
+def open_files_lack() -> str | None:
+    """Why no worker can start under this process's limit of open files, None where one can.
+
+    Raises the limit of this process where that is allowed, as mlx_lm would.
+    """
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY or most >= OPEN_FILES:
+        return None
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (now, OPEN_FILES))
+    except (ValueError, OSError):
+        return (
+            f"the limit of open files is {most}, and mlx-lm needs {OPEN_FILES}; "
+            f"start the server where `ulimit -Hn` says {OPEN_FILES} or more"
+        )
+    return None

@@ -85,7 +85,11 @@ def main(argv: list[str] | None = None) -> int:
     status = StatusPipe(options.status_fd)
 
     from mlxpool.shared import control
+    from mlxpool.shared.backend import open_files_lack
 
+    lack = open_files_lack()
+    if lack is not None:
+        return _failed(status, lack)
     try:
         _import_mlx_lm()
         from mlxpool.worker.load import backend
@@ -110,8 +114,9 @@ def _failed(status: StatusPipe, reason: str) -> int:
 
     from mlxpool.shared import control
 
-    traceback.print_exc()
-    sys.stderr.flush()
+    if sys.exc_info()[0] is not None:
+        traceback.print_exc()
+        sys.stderr.flush()
     status.send(control.Failed(reason=reason))
     return LOAD_FAILED_EXIT_CODE
 

@@ -10,6 +10,7 @@ import asyncio
 import collections
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,14 @@ FAILED_EXIT_WAIT_S = 1.0
 DRAIN_MARGIN_S = 5.0
 # Lines of a failed worker's log that go into the error a client reads.
 REASON_TAIL_LINES = 5
+# The lines of a traceback that are not indented; then the exception's own, class and text.
+_TRACEBACK_LINES = (
+    "Traceback (most recent call last)",
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+    "NoneType: None",
+)
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*: (.+)")
 RECENT_EVENTS = 200
 # Where a worker writes before it has a model; no model's name begins with a dot.
 SPARE_LOG = ".spare"
@@ -98,6 +107,24 @@ def _measure(known: Worker, tokens: int, now: float) -> None:
     if known.heard and now > known.heard:
         known.tokens_per_s = round((tokens - known.tokens) / (now - known.heard), 1)
     known.tokens, known.heard = tokens, now
+
+
+def last_words(lines: Sequence[str], reason: str) -> list[str]:
+    """The last lines of a worker that tell a client more than its reason does.
+
+    What Python prints around an exception is for who reads the log: a client gets no frames of a traceback.
+    """
+    telling = [line for line in lines if not _is_traceback(line) and not _repeats(line, reason)]
+    return telling[-REASON_TAIL_LINES:]
+
+
+def _is_traceback(line: str) -> bool:
+    return line[:1].isspace() or line.startswith(_TRACEBACK_LINES)
+
+
+def _repeats(line: str, reason: str) -> bool:
+    exception = _EXCEPTION.fullmatch(line)
+    return (exception[1] if exception else line) in reason
 
 
 class PoolEffects:
@@ -282,7 +309,7 @@ class PoolEffects:
         self._changed()
 
     def _with_tail(self, known: Worker, reason: str) -> str:
-        tail = known.process.tail()[-REASON_TAIL_LINES:]
+        tail = last_words(known.process.tail(), reason)
         return reason if not tail else f"{reason} (its last lines: {' | '.join(tail)})"
 
     async def _report_failure(self, known: Worker) -> None:

@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +34,26 @@ def test_a_ready_worker_has_no_torch_even_where_it_is_installed(tiny: TinyModels
         worker.ready()
         assert worker.text("hello", max_tokens=4, temperature=0)
     assert not marker.exists()
+
+
+def can_raise_its_limits() -> bool:
+    """Whether a process like this one may open more files than its shell allowed."""
+    code = "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (64, 128))"
+    limited = ["/bin/sh", "-c", 'ulimit -n 64; exec "$@"', "sh", sys.executable, "-c", code]
+    return subprocess.run(limited, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+@pytest.mark.skipif(can_raise_its_limits(), reason="this user's processes may raise every limit")
+def test_too_low_a_limit_of_open_files_is_said_before_anything_is_imported(tiny: TinyModels) -> None:
+    with WorkerProcess(tiny("llama"), shell="ulimit -n 64") as worker:
+        failed = worker.wait_for(control.Failed)
+        assert worker.process.wait(10) == 3
+        assert failed.reason == (
+            "the limit of open files is 64, and mlx-lm needs 4096; "
+            "start the server where `ulimit -Hn` says 4096 or more"
+        )
+        assert worker.statuses == [failed]
+        assert worker.log.read_text() == ""
 
 
 def test_nothing_is_loaded_before_the_launch_is_told(tiny: TinyModels) -> None:

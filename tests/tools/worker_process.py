@@ -43,7 +43,10 @@ class _UnixConnection(http.client.HTTPConnection):
 class WorkerProcess:
     """`python -m mlxpool.worker` with a tether, a status pipe and a socket in a folder of its own."""
 
-    def __init__(self, model: str | Path, env: dict[str, str] | None = None, **launch: Any) -> None:
+    def __init__(
+        self, model: str | Path, env: dict[str, str] | None = None, shell: str = "", **launch: Any
+    ) -> None:
+        """shell: what a shell does first, in the worker's own process. launch: fields of its Launch."""
         self._folder = tempfile.TemporaryDirectory(prefix="mlxw")
         self.socket = os.path.join(self._folder.name, "s")
         self.log = Path(self._folder.name) / "log"
@@ -56,7 +59,7 @@ class WorkerProcess:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    sys.executable, "-m", "mlxpool.worker",
+                    "/bin/sh", "-c", f'{shell}\nexec "$@"', "sh", sys.executable, "-m", "mlxpool.worker",
                     "--tether-fd", str(tether_read), "--status-fd", str(status_write),
                 ],
                 pass_fds=(tether_read, status_write), process_group=0, env=environment,

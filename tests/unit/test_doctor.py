@@ -71,6 +71,7 @@ HEALTHY = Facts(
     models=[ModelFact("a", None, plan()), ModelFact("b", None, plan())],
     shadowed=[],
     open_files=8192,
+    open_files_lack=None,
 )
 CPU = {
     "system": "Linux",
@@ -186,6 +187,7 @@ def test_a_healthy_machine_is_told_line_by_line() -> None:
         ({"service": Status("unknown", detail="no bus")}, "service", "warn", "no bus", "logged in?"),
         ({"service": Status("stopped")}, "service", "warn", "stopped", "`mlxpool service restart`"),
         ({"open_files": 256}, "files", "warn", "256 at most in this shell", "`ulimit -n 8192`"),
+        ({"open_files": 64, "open_files_lack": "too few"}, "files", "fail", "64 at most", "too few"),
         ({"open_files": 2**63 - 1}, "files", "ok", "no limit", ""),
         ({"models": []}, "models", "warn", "none on this machine", "`mlxpool pull starter`"),
         (
