@@ -23,9 +23,12 @@ from mlxpool.shared import checkpoint, errors, memory
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.config import ModelSettings, Settings
 from mlxpool.shared.model_facts import ModelFacts, model_facts
+from mlxpool.shared.text import cut
 
 MODELS_FOLDER = "models"
 HF_SOURCE = "hf"
+# The name that was asked for goes on to the worker in a header, percent-encoded: up to 12 bytes each.
+MAX_ASKED_CHARS = 512
 # How many names an error about an unknown model lists.
 _NEAR_NAMES = 3
 
@@ -122,10 +125,10 @@ class Library:
         target = self._alias_target(asked)
         found = self._scan().get(asked) or (self._scan().get(target) if target else None)
         if found is None:
-            led = f" (alias of {asked!r})" if target else ""
+            led = f" (alias of {cut(asked)!r})" if target else ""
             raise errors.error(
                 "model_not_found",
-                f"no model {target or asked!r}{led} on this server; {self._some_names(target or asked)}",
+                f"no model {cut(target or asked)!r}{led} on this server; {self._some_names(target or asked)}",
                 param="model",
             )
         return found
@@ -193,6 +196,8 @@ class Library:
     def _alias_target(self, asked: str) -> str | None:
         """Where the aliases lead: an exact one first, else the pattern with the most literal characters."""
         aliases = self._settings.aliases
+        if len(asked) > MAX_ASKED_CHARS:
+            return None
         if asked in aliases and "*" not in asked:
             return aliases[asked]
         matching = [pattern for pattern in aliases if "*" in pattern and _matches(pattern, asked)]
@@ -206,7 +211,7 @@ class Library:
         if not known:
             pull = hints.command("pull starter", self._settings.home)
             return f"there are no models here yet: {pull} fetches a small one"
-        near = difflib.get_close_matches(name, known, n=_NEAR_NAMES, cutoff=0.5)
+        near = difflib.get_close_matches(cut(name), known, n=_NEAR_NAMES, cutoff=0.5)
         if near:
             return f"did you mean {', '.join(near)}?"
         more = ", …" if len(known) > _NEAR_NAMES else ""

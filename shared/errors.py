@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from mlxpool.shared.text import cut
+
 Protocol = Literal["openai", "anthropic", "responses"]
 
 STATUS_OF: dict[str, int] = {
@@ -79,7 +81,8 @@ class ApiError(Exception):
         self.status = status
         self.code = code
         self.message = message
-        self.param = param
+        # The name may be the client's own, and as long as a body.
+        self.param = None if param is None else cut(param)
         self.retry_after_s = retry_after_s
 
     def headers(self) -> dict[str, str]:

@@ -19,6 +19,6 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def cut(text: str) -> str:
-    """Its first QUOTED_CHARS, with a mark where that is not all."""
-    return text if len(text) <= QUOTED_CHARS else text[:QUOTED_CHARS] + "…"
+def cut(text: str, chars: int = QUOTED_CHARS) -> str:
+    """Its first characters, with a mark where that is not all."""
+    return text if len(text) <= chars else text[:chars] + "…"

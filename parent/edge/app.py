@@ -22,6 +22,7 @@ from mlxpool.parent.library import Library
 from mlxpool.parent.pool.service import PoolService
 from mlxpool.shared.config import Server
 from mlxpool.shared.errors import ApiError, error
+from mlxpool.shared.text import cut
 
 from . import security
 from .config_routes import ConfigRoutes
@@ -112,7 +113,7 @@ def _guard(live: Callable[[], Server]) -> Middleware:
             encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower()
             if encoding not in BODY_ENCODINGS:
                 raise error(
-                    "invalid_request", f"bodies in {encoding!r} are not read; send gzip, deflate or none"
+                    "invalid_request", f"bodies in {cut(encoding)!r} are not read; send gzip, deflate or none"
                 )
             return await handler(request)
         except ApiError as err:
@@ -151,17 +152,19 @@ def _check(request: web.Request, server: Server) -> None:
 def _of_http(request: web.Request, err: web.HTTPException) -> ApiError:
     """aiohttp's own refusals (no such route, wrong method, too large a body) as ours."""
     if err.status == 404:
-        return error("not_found", f"there is no {request.method} {request.path} here")
+        return error("not_found", f"there is no {request.method} {cut(request.path)} here")
     if err.status == 405:
         allowed = err.headers.get("Allow", "")
-        return error("method_not_allowed", f"{request.path} does not take {request.method}; use {allowed}")
+        return error(
+            "method_not_allowed", f"{cut(request.path)} does not take {request.method}; use {allowed}"
+        )
     if err.status == 413:
         return _too_large()
     return ApiError(err.status, "invalid_request", err.reason)
 
 
 def _first_line(err: Exception) -> str:
-    return (str(getattr(err, "message", "")) or str(err)).strip().partition("\n")[0]
+    return cut((str(getattr(err, "message", "")) or str(err)).strip().partition("\n")[0])
 
 
 def _too_large() -> ApiError:

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from mlxpool.parent.pool.effects import PoolEvent
 from mlxpool.shared.errors import error
+from mlxpool.shared.text import cut
 
 # Five a second look live to a person; more would only cost.
 MIN_INTERVAL_S = 0.2
@@ -190,7 +191,9 @@ class EventRoutes:
         asked = frozenset(request.query.getall("logs", []))
         known = self._names()
         if unknown := sorted(asked - {*known, "*"}):
-            raise error("model_not_found", f"no model {unknown[0]!r} whose log could be shown", param="logs")
+            raise error(
+                "model_not_found", f"no model {cut(unknown[0])!r} whose log could be shown", param="logs"
+            )
         first = [encode_event("job", row) for row in self._jobs()]
         for name in known if "*" in asked else sorted(asked):
             lines = await asyncio.to_thread(self._history, name)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from mlxpool.shared.api.read import invalid, quoted
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.shared.units import parse_duration
 
@@ -71,6 +72,4 @@ def _keep_alive(value: Any) -> float | None:
 
 
 def _wrong(field: str, value: Any, allowed: str) -> ApiError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else shown[:60] + "…"
-    return error("invalid_request", f"{field} is {shown}; use {allowed}", param=field)
+    return invalid(field, f"{field} is {quoted(value)}; use {allowed}")

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from mlxpool.parent.jobs.runner import Jobs
 from mlxpool.shared.errors import error
+from mlxpool.shared.text import cut
 
 from .reply import json_response
 
@@ -32,7 +33,8 @@ class JobRoutes:
             body = msgspec.json.decode(await request.read(), type=JobBody)
         except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
             raise error(
-                "invalid_request", f'{problem}; use {{"kind": "pull", "config": {{"name": "org/name"}}}}'
+                "invalid_request",
+                f'{cut(str(problem))}; use {{"kind": "pull", "config": {{"name": "org/name"}}}}',
             ) from None
         return json_response(self._jobs.submit(body.kind, body.config), 202)
 

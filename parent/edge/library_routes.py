@@ -16,6 +16,7 @@ from mlxpool.shared.checkpoint import CheckpointError
 from mlxpool.shared.control import Phase
 from mlxpool.shared.errors import error
 from mlxpool.shared.memory import MemoryPlan, Verdict
+from mlxpool.shared.text import cut
 
 from .models import find
 from .reply import json_response
@@ -79,7 +80,7 @@ class LibraryRoutes:
         """GET /api/fit?model=&context=: the plan of a model at a context, in the server's budget."""
         unknown = set(request.query) - {"model", "context"}
         if unknown:
-            raise error("invalid_request", f"{min(unknown)!r} is unknown; use model and context")
+            raise error("invalid_request", f"{cut(min(unknown))!r} is unknown; use model and context")
         if "model" not in request.query:
             raise error("invalid_request", "model is missing; use ?model=NAME&context=TOKENS", param="model")
         model = self._library.resolve(request.query["model"])
@@ -155,5 +156,7 @@ def _context(value: str | None) -> int | None:
     if value is None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= MAX_CONTEXT_DIGITS and int(value) > 0):
-        raise error("invalid_request", f"context is {value!r}; use a whole number of tokens", param="context")
+        raise error(
+            "invalid_request", f"context is {cut(value)!r}; use a whole number of tokens", param="context"
+        )
     return int(value)

@@ -12,6 +12,7 @@ from mlxpool.parent.pool.service import PoolService
 from mlxpool.parent.pool.upstream import UpstreamError
 from mlxpool.shared.control import WorkerStats
 from mlxpool.shared.errors import error
+from mlxpool.shared.text import cut
 
 from .events import LogLines
 from .models import find
@@ -47,7 +48,7 @@ class ModelRoutes:
         asked = request.query.get("n", str(DEFAULT_LOG_LINES))
         if not asked.isdecimal() or not 0 < int(asked) <= MAX_LOG_LINES:
             raise error(
-                "invalid_request", f"n is {asked!r}; use a number from 1 to {MAX_LOG_LINES}", param="n"
+                "invalid_request", f"n is {cut(asked)!r}; use a number from 1 to {MAX_LOG_LINES}", param="n"
             )
         lines = await asyncio.to_thread(self._pool.last_log_lines, model.name, int(asked))
         return json_response(LogLines(model.name, lines))

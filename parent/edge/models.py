@@ -12,6 +12,7 @@ from mlxpool.parent.library import Library, LibraryModel
 from mlxpool.parent.pool.service import PoolService
 from mlxpool.shared.control import Phase
 from mlxpool.shared.errors import error
+from mlxpool.shared.text import cut
 
 from .reply import json_response
 
@@ -92,7 +93,7 @@ def find(library: Library, name: str) -> LibraryModel:
         resolved = library.resolve(name)
         raise error(
             "model_not_found",
-            f"{name!r} is an alias; use the model's own name, {resolved.name!r}",
+            f"{cut(name)!r} is an alias; use the model's own name, {resolved.name!r}",
             param="id",
         )
     return model

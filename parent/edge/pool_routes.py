@@ -9,6 +9,7 @@ from mlxpool.parent.library import Library, LibraryModel
 from mlxpool.parent.pool.service import PoolService
 from mlxpool.shared.control import Phase
 from mlxpool.shared.errors import error
+from mlxpool.shared.text import cut
 
 from .models import find
 from .reply import json_response
@@ -53,7 +54,7 @@ class PoolRoutes:
         try:
             wish = msgspec.json.decode(body, type=UnloadBody) if body.strip() else UnloadBody()
         except (msgspec.MsgspecError, UnicodeDecodeError) as err:
-            raise error("invalid_request", f'{err}; use {{}} or {{"force": true}}') from None
+            raise error("invalid_request", f'{cut(str(err))}; use {{}} or {{"force": true}}') from None
         self._pool.unload(model, force=wish.force)
         return self._state(model)
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from mlxpool.shared.config import Server
 from mlxpool.shared.errors import ApiError, error
+from mlxpool.shared.text import cut
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 CORS_MAX_AGE_S = 600
@@ -45,7 +46,7 @@ def check_host(headers: Mapping[str, str], server: Server) -> ApiError | None:
         return None
     return error(
         "forbidden_host",
-        f"host {value!r} is not served here; use localhost or 127.0.0.1,"
+        f"host {cut(value)!r} is not served here; use localhost or 127.0.0.1,"
         " or list it in [server] allowed_hosts",
     )
 
@@ -65,7 +66,7 @@ def check_origin(headers: Mapping[str, str], server: Server) -> ApiError | None:
         return None
     return error(
         "forbidden_origin",
-        f"pages of {origin!r} may not use this server; list the origin in [server] allowed_origins",
+        f"pages of {cut(origin)!r} may not use this server; list the origin in [server] allowed_origins",
     )
 
 

@@ -22,6 +22,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from mlxpool.shared.errors import error
+from mlxpool.shared.text import cut
 
 WEB_FOLDER = Path(__file__).resolve().parents[1] / "web"
 INDEX = "index.html"
@@ -116,7 +117,7 @@ def add_static_routes(app: web.Application, folder: Path = WEB_FOLDER) -> None:
     def answer(request: web.Request, name: str) -> web.Response:
         asset = assets.get(name)
         if asset is None:
-            raise error("not_found", f"the dashboard has no file {quote(name)!r}")
+            raise error("not_found", f"the dashboard has no file {cut(quote(name))!r}")
         headers = {**SECURITY_HEADERS, "ETag": asset.etag, "Cache-Control": asset.cache_control}
         if _has_it(request, asset):
             return web.Response(status=304, headers=headers)

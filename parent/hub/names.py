@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from mlxpool.shared.text import cut
+
 # `mlxpool pull starter` is not of the Hub; everything else that can be pulled is.
 STARTER = "starter"
 
@@ -18,14 +20,15 @@ def check_repository(name: str) -> None:
     parts = name.split("/")
     if len(parts) != 2 or not all(_is_part(part) for part in parts):
         raise ValueError(
-            f"{name!r} is no model of the Hub; use org/name, like mlx-community/Qwen3-8B-4bit, or {STARTER!r}"
+            f"{cut(name)!r} is no model of the Hub; "
+            f"use org/name, like mlx-community/Qwen3-8B-4bit, or {STARTER!r}"
         )
 
 
 def check_revision(revision: str) -> None:
     """Raises ValueError where `revision` can't be a branch, tag or commit."""
     if not _REVISION.fullmatch(revision) or ".." in revision:
-        raise ValueError(f"{revision!r} is no revision; use a branch, a tag or a commit, like main")
+        raise ValueError(f"{cut(revision)!r} is no revision; use a branch, a tag or a commit, like main")
 
 
 def _is_part(part: str) -> bool:

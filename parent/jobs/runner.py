@@ -19,6 +19,7 @@ import msgspec
 
 from mlxpool.shared.config import Settings
 from mlxpool.shared.errors import error
+from mlxpool.shared.text import cut
 
 from .kinds import KINDS, Kind
 from .lines import Done, Failed, Line, Progress
@@ -26,6 +27,10 @@ from .process import JobProcess
 from .store import Job, JobStore
 
 logger = logging.getLogger("mlxpool.jobs")
+
+
+# What a kind says of its config holds advice; what a client sent in it may be as long as a body.
+MAX_PROBLEM_CHARS = 300
 
 
 class Jobs:
@@ -55,14 +60,18 @@ class Jobs:
         """The row of a new job, or of the same one where it is under way. Raises ApiError."""
         if kind not in self._kinds:
             raise error(
-                "invalid_request", f"kind is {kind!r}; use one of: {', '.join(self._kinds)}", param="kind"
+                "invalid_request",
+                f"kind is {cut(kind)!r}; use one of: {', '.join(self._kinds)}",
+                param="kind",
             )
         if self._closed:
             raise error("shutting_down", "the server is stopping; ask again when it is back")
         try:
             read = msgspec.convert(config, self._kinds[kind].config)
         except msgspec.ValidationError as problem:
-            raise error("invalid_request", f"config: {problem}", param="config") from None
+            raise error(
+                "invalid_request", f"config: {cut(str(problem), MAX_PROBLEM_CHARS)}", param="config"
+            ) from None
         plain: dict[str, Any] = msgspec.to_builtins(read)
         known = self.store.find_active(kind, plain)
         # One that is being cancelled is no longer what is asked for.
@@ -78,7 +87,7 @@ class Jobs:
         """The row. Raises ApiError 404."""
         job = self.store.get(job_id)
         if job is None:
-            raise error("not_found", f"no job {job_id!r} here; GET /api/jobs lists those there are")
+            raise error("not_found", f"no job {cut(job_id)!r} here; GET /api/jobs lists those there are")
         return job
 
     def cancel(self, job_id: str, why: str = "cancelled") -> Job:

@@ -116,7 +116,8 @@ FIELDS: dict[str, Field] = {
     "prompt_cache_key": _accepted("prefixes are found by their tokens, whatever the key"),
     "tools": _refused(_TOOLS, _one_of([])),
     "tool_choice": _refused(_TOOLS, _one_of("none", "auto")),
-    "parallel_tool_calls": _refused(_TOOLS),
+    # Either says something of tools alone, and those are refused by their own field.
+    "parallel_tool_calls": _refused(_TOOLS, _one_of(True, False)),
     "functions": _refused(_TOOLS, _one_of([])),
     "function_call": _refused(_TOOLS, _one_of("none", "auto")),
     "response_format": _refused(_STRUCTURE, _text_format),
@@ -190,7 +191,7 @@ def read_request(fields: dict[str, Any]) -> ChatRequest:
 def _check_field(name: str, value: object) -> None:
     field = FIELDS.get(name)
     if field is None:
-        raise read.unknown_field(name, FIELDS)
+        raise read.unknown_field(name, [known for known, row in FIELDS.items() if row.status != "refused"])
     if field.status == "refused" and not field.off(value):
         raise error(
             "unsupported_parameter",

@@ -14,9 +14,7 @@ from typing import Any
 import msgspec
 
 from mlxpool.shared.errors import ApiError, error
-
-# A value is quoted back up to here: enough to recognise it, too little to flood a log.
-_QUOTED_CHARS = 80
+from mlxpool.shared.text import QUOTED_CHARS, cut
 
 
 def invalid(param: str, message: str) -> ApiError:
@@ -30,7 +28,7 @@ def quoted(value: object) -> str:
         text = msgspec.json.encode(value).decode()
     except (msgspec.MsgspecError, RecursionError, TypeError, ValueError, OverflowError):
         text = type(value).__name__
-    return text if len(text) <= _QUOTED_CHARS else text[:_QUOTED_CHARS] + "…"
+    return cut(text)
 
 
 def json_object(body: bytes) -> dict[str, Any]:
@@ -47,10 +45,24 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def unknown_field(name: str, known: Collection[str]) -> ApiError:
-    """400 for a field nobody knows, with the nearest known one."""
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {nearest[0]}?" if nearest else f"; known fields: {', '.join(sorted(known))}"
-    return error("unsupported_parameter", f"unknown field {quoted(name)}{hint}", param=name)
+    """400 for a field nobody knows, with the nearest known one, or all of them, the nearest first.
+
+    known: what may be sent; a field that would be refused too is no advice.
+    """
+    # Comparing takes memory for each character, and nothing near is longer than this.
+    asked = name[:QUOTED_CHARS]
+    nearest = difflib.get_close_matches(asked, known, n=1)
+    if nearest:
+        hint = f"did you mean {nearest[0]}?"
+    else:
+        matcher = difflib.SequenceMatcher(b=asked)
+
+        def distance(field: str) -> tuple[float, str]:
+            matcher.set_seq1(field)
+            return -matcher.ratio(), field
+
+        hint = f"known fields: {', '.join(sorted(known, key=distance))}"
+    return error("unsupported_parameter", f"unknown field {quoted(name)}; {hint}", param=name)
 
 
 def boolean(name: str, value: object, default: bool) -> bool:

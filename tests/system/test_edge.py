@@ -30,9 +30,9 @@ BAD_BODIES = [
     (b"\xff\xfe{}", "not valid JSON"),
     (b"[" * 100_000, "JSON"),
     (b'{"model": 5}', "model is 5; use a string"),
-    (b'{"model": ["a"]}', "model is ['a']; use a string"),
-    (b'{"model": "a", "keep_alive": true}', "keep_alive is True"),
-    (b'{"model": "a", "keep_alive": "soon"}', "keep_alive is 'soon'"),
+    (b'{"model": ["a"]}', 'model is ["a"]; use a string'),
+    (b'{"model": "a", "keep_alive": true}', "keep_alive is true"),
+    (b'{"model": "a", "keep_alive": "soon"}', 'keep_alive is "soon"'),
     (b'{"model": "a", "keep_alive": {}}', "keep_alive is {}"),
     (b"{}", "no model was named"),
 ]
@@ -47,6 +47,45 @@ async def test_bad_bodies_get_a_400_that_names_the_fault(tmp_path: Path, models:
             assert answer.body["error"]["type"] == "invalid_request_error"
             assert "x-request-id" in answer.headers
         assert read_events(models / "a") == []  # nothing was started for any of them
+
+
+LONG = "x" * 5000
+ECHOED = [
+    ("POST", "/v1/chat/completions", {"model": LONG}, {}),
+    ("POST", "/v1/chat/completions", {"model": [LONG]}, {}),
+    ("POST", "/v1/chat/completions", {"model": "a", "keep_alive": LONG}, {}),
+    ("GET", f"/v1/models/{LONG}", None, {}),
+    ("GET", f"/{LONG}", None, {}),
+    ("PUT", "/v1/models", None, {"Content_Encoding": LONG}),
+    ("GET", f"/static/{LONG}", None, {}),
+    ("GET", f"/api/models/a/logs?n={LONG}", None, {}),
+    ("GET", f"/api/fit?{LONG}=1", None, {}),
+    ("GET", f"/api/fit?model=a&context={LONG}", None, {}),
+    ("GET", f"/api/events?logs={LONG}", None, {}),
+    ("POST", f"/api/models/{LONG}/load", None, {}),
+    ("POST", "/api/models/a/unload", {LONG: 1}, {}),
+    ("DELETE", f"/api/library/{LONG}", None, {}),
+    ("POST", "/api/jobs", {LONG: 1}, {}),
+    ("POST", "/api/jobs", {"kind": LONG}, {}),
+    ("POST", "/api/jobs", {"kind": "pull", "config": {LONG: 1}}, {}),
+    ("POST", "/api/jobs", {"kind": "pull", "config": {"name": LONG}}, {}),
+    ("POST", "/api/jobs", {"kind": "pull", "config": {"name": "a/b", "revision": f"{LONG}.."}}, {}),
+    ("GET", f"/api/jobs/{LONG}", None, {}),
+    ("GET", "/health", None, {"Host": LONG}),
+    ("GET", "/health", None, {"Origin": LONG}),
+]
+
+
+async def test_what_a_client_sent_is_quoted_short(tmp_path: Path, models: Path):
+    (tmp_path / "config.toml").write_text('[aliases]\n"x*" = "a"\n')
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        for method, path, body, headers in ECHOED:
+            answer = await served.request(method, path, body, **headers)
+            assert 400 <= answer.status < 500, (method, path[:30])
+            message = answer.body["error"]["message"]
+            assert len(message) < 400, message
+            assert "x" * 301 not in message
+            assert len(answer.body["error"]["param"] or "") < 100
 
 
 async def test_an_unknown_model_is_a_404_that_names_the_nearest(tmp_path: Path, models: Path):

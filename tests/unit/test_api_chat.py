@@ -30,7 +30,7 @@ DOCUMENTED = {
 REFUSED: dict[str, tuple[object, list[object]]] = {
     "tools": ([{"type": "function", "function": {"name": "f"}}], [[]]),
     "tool_choice": ("required", ["none", "auto"]),
-    "parallel_tool_calls": (True, []),
+    "parallel_tool_calls": ("yes", [True, False]),
     "functions": ([{"name": "f"}], [[]]),
     "function_call": ({"name": "f"}, ["none", "auto"]),
     "response_format": ({"type": "json_object"}, [{"type": "text"}]),
@@ -183,6 +183,40 @@ def test_an_unknown_field_names_the_nearest_known_one() -> None:
     err = refusal(temprature=1)
     assert (err.code, err.param) == ("unsupported_parameter", "temprature")
     assert "did you mean temperature?" in err.message
+
+
+def test_an_unknown_field_that_is_near_none_lists_what_may_be_sent_nearest_first() -> None:
+    listed = refusal(stopping_text="x").message.removeprefix('unknown field "stopping_text"; known fields: ')
+    names = listed.split(", ")
+    assert names[:2] == ["stop", "store"]
+    assert sorted(names) == sorted(name for name, field in FIELDS.items() if field.status != "refused")
+
+
+def test_a_field_that_would_be_refused_is_no_advice() -> None:
+    assert "did you mean logprobs?" not in refusal(logprob=True).message
+
+
+def test_parallel_tool_calls_mean_nothing_without_tools() -> None:
+    for value in (True, False, None):
+        assert ask(parallel_tool_calls=value, tools=[]) == ask()
+        err = refusal(parallel_tool_calls=value, tools=[{"type": "function"}])
+        assert (err.code, err.param) == ("unsupported_parameter", "tools")
+
+
+@pytest.mark.parametrize("where", ["body", "message", "part", "stream_options"])
+def test_a_field_with_a_long_name_is_named_by_its_beginning(where: str) -> None:
+    long = {"x" * 5_000_000: 1}
+    fields: dict[str, dict[str, object]] = {
+        "body": {**long},
+        "message": {"messages": [{"role": "user", "content": "x", **long}]},
+        "part": {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", **long}]}]},
+        "stream_options": {"stream": True, "stream_options": {**long}},
+    }
+    err = refusal(**fields[where])
+    assert err.code == "unsupported_parameter"
+    assert f'unknown field "{"x" * 79}…' in err.message
+    assert len(err.message) < 400
+    assert len(err.param or "") <= 81
 
 
 def test_messages_are_normalised_for_the_template() -> None:

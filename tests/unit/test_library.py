@@ -46,6 +46,16 @@ def test_without_any_folder_there_are_no_models(tmp_path: Path) -> None:
     )
 
 
+def test_a_long_name_is_told_by_its_beginning(tmp_path: Path) -> None:
+    library = Library(Settings(home=home_with(tmp_path, "a"), aliases={"x*": "a", "y": "gone"}))
+    assert refusal(library, "x" * 5000) == (
+        404,
+        "model_not_found",
+        f"no model '{'x' * 80}…' on this server; there are a, y",
+    )
+    assert library.resolve("x" * 512).name == "a"
+
+
 def test_the_first_folder_of_a_name_wins_and_the_others_are_told(tmp_path: Path) -> None:
     home = home_with(tmp_path, "a")
     more = tmp_path / "more"

@@ -1,0 +1,28 @@
+"""The fields that the parent reads itself: values are told as JSON, and short."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxpool.parent.edge.head import read_head
+from mlxpool.shared.errors import ApiError
+
+ALLOWED = 'use seconds, a duration like "15m", 0, or -1 for ever'
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('{"model": true}', "model is true; use a string"),
+        ('{"model": {"a": null}}', 'model is {"a":null}; use a string'),
+        ('{"keep_alive": false}', f"keep_alive is false; {ALLOWED}"),
+        ('{"keep_alive": "soon"}', f'keep_alive is "soon"; {ALLOWED}'),
+        ('{"keep_alive": ["5m"]}', f'keep_alive is ["5m"]; {ALLOWED}'),
+        (f'{{"keep_alive": "{"9" * 400}"}}', f'keep_alive is "{"9" * 79}…; {ALLOWED}'),
+        (f'{{"model": ["{"x" * 5000}"]}}', f'model is ["{"x" * 78}…; use a string'),
+    ],
+)
+def test_a_value_is_told_as_it_was_sent(body: str, message: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_head(body.encode())
+    assert (caught.value.status, caught.value.message) == (400, message)
