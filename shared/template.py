@@ -32,6 +32,10 @@ RENDER_TIME_LIMIT_S = 5.0
 # Far beyond the text of any context: the largest bodies accepted are 64 MiB.
 RENDER_SIZE_LIMIT_CHARS = 128 * 1024 * 1024
 
+# Macros that call each other: no schema is nested this deep. It must stay far below Python's own limit:
+# CPython 3.11 can crash when that one is passed inside a trace function.
+RECURSION_LIMIT = 64
+
 # Sequence repetition and powers are the two operators that make large values out of small ones.
 _REPEAT_LIMIT = 1_000_000
 _POWER_LIMIT = 10_000
@@ -121,8 +125,6 @@ class ChatTemplate:
             return self._render(messages, variables)
         except _RunawayTemplateError as err:
             reason = f"the model's chat template was stopped: {err}"
-        except RecursionError:
-            reason = "the model's chat template recurses without an end"
         except Exception as err:  # a template can fail in any way a program can
             reason = f"the model's chat template refused these messages: {err or type(err).__name__}"
         raise error("invalid_request", reason, param="messages")
@@ -144,14 +146,25 @@ class ChatTemplate:
 
 
 def _deadline_trace(deadline_s: float) -> _Trace:
-    """A trace function for this thread that ends template code at `deadline_s` (time.monotonic)."""
+    """A trace function for this thread that ends template code at `deadline_s` (time.monotonic), or when its
+    calls are nested too deep."""
+    depth = 0
 
-    def on_line(_frame: FrameType, _event: str, _arg: Any) -> _Trace:
+    def on_line(_frame: FrameType, event: str, _arg: Any) -> _Trace:
+        nonlocal depth
+        if event == "return":
+            depth -= 1
         if time.monotonic() > deadline_s:
             raise _RunawayTemplateError(f"it ran longer than {RENDER_TIME_LIMIT_S:g} s")
         return on_line
 
     def on_call(frame: FrameType, _event: str, _arg: Any) -> _Trace | None:
-        return on_line if frame.f_code.co_filename == _TEMPLATE_FILENAME else None
+        nonlocal depth
+        if frame.f_code.co_filename != _TEMPLATE_FILENAME:
+            return None
+        depth += 1
+        if depth > RECURSION_LIMIT:
+            raise _RunawayTemplateError(f"it calls itself more than {RECURSION_LIMIT} levels deep")
+        return on_line
 
     return on_call

@@ -53,7 +53,13 @@ def test_a_templates_own_refusal_reaches_the_client() -> None:
 
 def test_a_template_that_fails_is_a_refusal_not_a_traceback() -> None:
     assert "no element 3" in refusal("{{ messages[3].content.x }}").message
-    assert "recurses" in refusal("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}").message
+
+
+def test_a_template_may_nest_its_macros_and_is_stopped_when_that_has_no_end() -> None:
+    nest = "{% macro m(n) %}{% if n %}({{ m(n - 1) }}){% endif %}{% endmacro %}"
+    assert ChatTemplate(nest + "{{ m(50) }}").render([]) == "(" * 50 + ")" * 50
+    assert ChatTemplate(nest + "{% for i in range(100) %}{{ m(3) }}{% endfor %}").render([]) == "((()))" * 100
+    assert "levels deep" in refusal("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}").message
 
 
 def test_no_global_runs_out_of_sight_of_the_deadline() -> None:
