@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from mlxpool.shared.files import open_regular
+from mlxpool.shared.units import format_count
 
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
@@ -190,9 +191,13 @@ def _check_layout(file: str, entries: dict[str, _Entry], data_bytes: int) -> Non
             raise CheckpointError(f"{file}: tensor {name!r} begins at {begin} where {covered} was due")
         covered = end
     if data_bytes < covered:
-        raise CheckpointError(f"{file}: {covered - data_bytes} bytes shorter than its header says")
+        raise CheckpointError(
+            f"{file}: {format_count(covered - data_bytes, 'byte')} shorter than its header says"
+        )
     if data_bytes > covered:
-        raise CheckpointError(f"{file}: {data_bytes - covered} bytes longer than its header says")
+        raise CheckpointError(
+            f"{file}: {format_count(data_bytes - covered, 'byte')} longer than its header says"
+        )
 
 
 def _read_config(path: Path) -> dict[str, Any]:

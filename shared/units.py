@@ -110,6 +110,13 @@ def format_size(size_bytes: float) -> str:
     return f"{size:.1f} TB"
 
 
+def format_count(count: int, noun: str) -> str:
+    """A count for people: 1 request, 2 requests, 0 crashes."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}{'es' if noun.endswith(('s', 'sh', 'ch')) else 's'}"
+
+
 def format_duration(seconds: float) -> str:
     """A duration for people: 0.8 s, 45 s, 12 min, 3.4 h."""
     if seconds < 10:

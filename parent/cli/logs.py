@@ -30,13 +30,13 @@ def logs_command(
     settings = read_settings(config_file, {"home": home})
     folder = settings.home / "logs"
     logs = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    if not logs:
+        raise Failure(f"no logs in {folder} yet")
     if model is not None:
         path = log_path(folder, model)
         if path.stem not in logs:
             raise Failure(f"no log of {model!r} in {folder}; {known(path.stem, logs)}")
         logs = {path.stem: path}
-    if not logs:
-        raise Failure(f"no logs in {folder} yet")
     tails = {name: _Tail(path) for name, path in logs.items()}
     printer = _Printer(headed=len(tails) > 1)
     for name, tail in tails.items():

@@ -1,7 +1,7 @@
 """`mlxpool models`, `load`, `unload`, `pin`, `unpin`: single models.
 
-`models` needs no server: it reads the folders, and adds what a running one says. The others ask the
-server and, as it answers before the work is done, wait for the state they asked for.
+`models` needs no server: it reads the folders, and adds what a running one says and serves besides. The
+others ask the server and, as it answers before the work is done, wait for the state they asked for.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from mlxpool.parent.cli import client
 from mlxpool.parent.cli.common import (
@@ -23,9 +24,26 @@ from mlxpool.parent.cli.common import (
 )
 from mlxpool.parent.cli.completion import complete_model
 from mlxpool.parent.hints import command
+from mlxpool.shared.memory import MemoryPlan
 from mlxpool.shared.units import format_size
 
 _POLL_S = 0.1
+
+
+class _ServedModel(msgspec.Struct):
+    """A model of /api/library, as it is listed here."""
+
+    name: str
+    state: str
+    path: str
+    source: str
+    model_type: str
+    plan: MemoryPlan | None
+    fault: str | None
+
+
+class _Served(msgspec.Struct):
+    models: list[_ServedModel]
 
 
 @click.command("models")
@@ -43,7 +61,7 @@ def models_command(
     library = Library(settings)
     server = client.find(settings)
     states = {} if server is None else {worker.model: worker.state for worker in server.pool().workers}
-    entries = []
+    entries: list[dict[str, Any]] = []
     for model in library.models():
         described = library.describe(model, backend.detect(), library.budget_bytes())
         entries.append(
@@ -57,6 +75,12 @@ def models_command(
                 "fault": described.fault,
             }
         )
+    if server is not None:
+        # Its --models folders are known to nobody else.
+        known = {entry["name"] for entry in entries}
+        served = server.get("/api/library", _Served).models
+        entries += [msgspec.structs.asdict(model) for model in served if model.name not in known]
+        entries.sort(key=lambda entry: str(entry["name"]))
     if as_json:
         print_json({"models": entries, "aliases": settings.aliases})
         return 0

@@ -20,7 +20,7 @@ from mlxpool.parent.cli.common import (
     settings_options,
 )
 from mlxpool.parent.run_folder import read_address
-from mlxpool.shared.units import format_duration, format_size
+from mlxpool.shared.units import format_count, format_duration, format_size
 
 # Beyond the drain time-out: what ending workers and closing takes at most.
 _DOWN_GRACE_S = 10.0
@@ -81,8 +81,12 @@ def status_command(config_file: Path | None, home: Path | None, as_json: bool) -
     )
     click.echo(f"memory   {format_size(pool.reserved_bytes)} reserved of {format_size(pool.budget_bytes)}")
     click.echo(f"workers  {len(pool.workers)}")
-    click.echo(f"waiting  {len(pool.queue)} requests")
-    click.echo("since start: " + ", ".join(f"{count} {name}" for name, count in pool.counters.items()))
+    click.echo(f"waiting  {format_count(len(pool.queue), 'request')}")
+    counted = (
+        format_count(pool.counters.get(name, 0), noun)
+        for name, noun in (("loads", "load"), ("evictions", "eviction"), ("crashes", "crash"))
+    )
+    click.echo(f"since start: {', '.join(counted)}")
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlxpool.shared.errors import ApiError, error
-from mlxpool.shared.units import format_duration, format_size
+from mlxpool.shared.units import format_count, format_duration, format_size
 
 from .state import Slot
 
@@ -36,7 +36,7 @@ def check_admission(
     if queued >= slot.spec.queue_limit and not internal:
         raise error(
             "queue_full",
-            f"{queued} requests already wait for model {slot.name!r}, its limit; try again later",
+            f"model {slot.name!r} has {format_count(queued, 'request')} waiting, its limit; try again later",
             retry_after_s=RETRY_FULL_S,
         )
 
@@ -73,7 +73,7 @@ def load_failed(name: str, reason: str, retry_s: float) -> ApiError:
 def queue_timeout(slot: Slot, waited_s: float) -> ApiError:
     """The 503 for a request that has waited too long, saying for what."""
     if slot.phase == "ready":
-        why = f"its {slot.spec.max_running} rows are busy"
+        why = f"none of its rows is free ({slot.spec.max_running})"
     else:
         why = "other models hold the memory it needs"
     return error(

@@ -59,12 +59,15 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def serving(home: Path) -> Iterator[Served]:
+def serving(home: Path, *arguments: str) -> Iterator[Served]:
     home.mkdir(parents=True, exist_ok=True)
     if not (home / "config.toml").exists():
         (home / "config.toml").write_text(f'[server]\napi_keys = ["{KEY}"]\n[aliases]\n"gpt-*" = "m"\n')
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests/tools/scripted_up.py"), "--home", str(home), "--port", "0"],
+        [
+            *(sys.executable, str(ROOT / "tests/tools/scripted_up.py")),
+            *("--home", str(home), "--port", "0", *arguments),
+        ],
         env=environment(home),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -111,6 +114,29 @@ def test_load_waits_until_ready_and_unload_until_gone(mlxpool: Served) -> None:
     assert models == {"m": "ready", "slow": "absent", "bad": "absent"}
     assert mlxpool.out("unload", "m") == "m: absent\n"
     assert mlxpool.workers().get("m", "absent") == "absent"
+
+
+def test_models_lists_what_the_server_alone_knows_of(tmp_path: Path) -> None:
+    for name in ("b", "d"):
+        make_scripted_model(tmp_path / "more", name)
+    make_scripted_model(tmp_path / "home" / "models", "c")
+    with serving(tmp_path / "home", "--models", str(tmp_path / "more")) as served:
+        served.out("load", "d")
+        lines = [line.split()[:2] for line in served.out("models").splitlines()[1:]]
+        assert lines == [["b", "absent"], ["c", "absent"], ["d", "ready"]]
+        models = {entry["name"]: entry for entry in json.loads(served.out("models", "--json"))["models"]}
+        assert models["d"]["path"] == str(tmp_path / "more" / "d")
+        assert models["d"]["source"] == str(tmp_path / "more")
+        assert models["d"]["plan"]["verdict"] == "fits"
+        assert models["b"].keys() == models["c"].keys()
+
+
+def test_status_counts_one_of_each_in_the_singular(mlxpool: Served) -> None:
+    assert mlxpool.out("status").endswith(
+        "waiting  0 requests\nsince start: 0 loads, 0 evictions, 0 crashes\n"
+    )
+    mlxpool.out("load", "m")
+    assert mlxpool.out("status").endswith("since start: 1 load, 0 evictions, 0 crashes\n")
 
 
 def test_pin_and_unpin_show_in_the_listing(mlxpool: Served) -> None:

@@ -312,7 +312,8 @@ def test_text_that_the_terminal_cannot_show_is_shown_as_escapes(tmp_path: Path) 
 
 
 def test_logs_shows_the_last_lines_of_one_model_or_of_all(mlxpool: Command) -> None:
-    assert mlxpool("logs").err == f"mlxpool: no logs in {mlxpool.home / 'logs'} yet\n"
+    for arguments in (["logs"], ["logs", "a"]):
+        assert mlxpool(*arguments).err == f"mlxpool: no logs in {mlxpool.home / 'logs'} yet\n"
     logs = mlxpool.home / "logs"
     logs.mkdir()
     (logs / "a.log").write_text("one\ntwo\nthree\n")

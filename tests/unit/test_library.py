@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def test_models_are_the_visible_folders_with_a_config(tmp_path: Path) -> None:
     (home / "models" / "empty").mkdir()
     (home / "models" / "file").touch()
     assert Library(Settings(home=home)).names() == ["a", "b"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its disks take no such name")
+def test_a_folder_whose_name_is_no_text_is_no_model(tmp_path: Path) -> None:
+    home = home_with(tmp_path, "a")
+    write_model(home / "models" / "b\udcff")
+    assert Library(Settings(home=home)).names() == ["a"]
 
 
 def test_without_any_folder_there_are_no_models(tmp_path: Path) -> None:
