@@ -190,14 +190,10 @@ def _check_layout(file: str, entries: dict[str, _Entry], data_bytes: int) -> Non
         if begin != covered:
             raise CheckpointError(f"{file}: tensor {name!r} begins at {begin} where {covered} was due")
         covered = end
-    if data_bytes < covered:
-        raise CheckpointError(
-            f"{file}: {format_count(covered - data_bytes, 'byte')} shorter than its header says"
-        )
-    if data_bytes > covered:
-        raise CheckpointError(
-            f"{file}: {format_count(data_bytes - covered, 'byte')} longer than its header says"
-        )
+    if data_bytes != covered:
+        by = format_count(abs(data_bytes - covered), "byte")
+        how = "shorter" if data_bytes < covered else "longer"
+        raise CheckpointError(f"{file}: {by} {how} than its header says")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

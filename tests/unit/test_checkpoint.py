@@ -104,7 +104,7 @@ def test_a_config_must_name_an_architecture(tmp_path: Path, config: bytes, messa
     assert fault(folder).startswith(message)
 
 
-@pytest.mark.parametrize(("extra", "message"), [(-1, "1 bytes shorter"), (3, "3 bytes longer")])
+@pytest.mark.parametrize(("extra", "message"), [(-1, "1 byte shorter"), (3, "3 bytes longer")])
 def test_a_file_of_another_length_than_its_header_says(tmp_path: Path, extra: int, message: str) -> None:
     folder = write_model(tmp_path / "m")
     header = header_of({"a": ("F16", (8,))})
