@@ -9,9 +9,7 @@ violation of the Content-Security-Policy is caught too.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -19,19 +17,9 @@ from typing import Any
 import pytest_asyncio
 from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
 
+from tests.tools.chromium import FLAGS, find_chromium
 from tests.tools.served import Served, serve
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 # What is asked for in these tests and refused on purpose: the browser notes each refusal in its console.
 REFUSED = re.compile(
     r"Failed to load resource: "
@@ -41,17 +29,6 @@ REFUSED = re.compile(
 
 OpenPage = Callable[..., Awaitable[Page]]
 Start = Callable[..., Awaitable[Served]]
-
-
-def find_chromium() -> str:
-    """The system's browser: $CHROMIUM, else the first of its usual names. Fails where there is none."""
-    named = os.environ.get("CHROMIUM")
-    found = named or next(filter(None, map(shutil.which, BROWSERS)), None)
-    mac = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
-    if found is None and mac.exists():
-        return str(mac)
-    assert found, "no Chromium: apt-get install chromium, or name one in $CHROMIUM"
-    return found
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

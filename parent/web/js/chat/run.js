@@ -11,6 +11,8 @@ import { conversation, newId, update } from "./conversations.js";
 import { splitThinking } from "./thinking.js";
 
 const DRAW_EVERY_MS = 80;
+// Below this an answer came in one piece, and its rate would be the network's.
+const SHORTEST_TIMED_S = 0.05;
 
 /** Runs under way, by conversation. */
 export const runs = signal(new Map());
@@ -123,10 +125,11 @@ class Run {
     if (!this.firstAt) return null;
     const seconds = (this.lastAt - this.firstAt) / 1000;
     const tokens = this.usage?.completion_tokens ?? null;
+    const timed = tokens > 1 && seconds >= SHORTEST_TIMED_S;
     return {
       first_s: (this.firstAt - this.startedAt) / 1000,
       tokens,
-      tokens_per_s: tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null,
+      tokens_per_s: timed ? (tokens - 1) / seconds : null,
       prompt_tokens: this.usage?.prompt_tokens ?? null,
       cached_tokens: this.usage?.prompt_tokens_details?.cached_tokens ?? null,
     };

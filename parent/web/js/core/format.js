@@ -1,5 +1,9 @@
 // Numbers as people read them. Sizes are decimal, as on the command line.
 
+// Made once: making one costs a thousand times what using it does.
+const WHOLE = new Intl.NumberFormat("en-US");
+const CLOCK = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const MINUTE = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 
 /** Three digits that matter: 1.24 GB, 271 MB, 0 B. */
@@ -21,12 +25,12 @@ export function used(worker) {
 
 /** Whole numbers with separators. */
 export function count(n) {
-  return (n ?? 0).toLocaleString("en-US");
+  return WHOLE.format(n ?? 0);
 }
 
 /** "1 token", "2,048 tokens". */
-export function plural(n, word) {
-  return `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+export function plural(n, word, words = `${word}s`) {
+  return `${count(n)} ${n === 1 ? word : words}`;
 }
 
 /** Tokens per second. */
@@ -44,16 +48,26 @@ export function span(seconds) {
   return `${Math.round(s / 86_400)} d`;
 }
 
+/** How long a state has lasted, in steps: a text that changes every second is a frame every second. */
+export function lasted(seconds) {
+  return span(seconds < 60 ? Math.floor(Math.max(0, seconds) / 5) * 5 : seconds);
+}
+
 /** How long ago, coarse enough to change rarely. */
 export function ago(unixS, nowMs) {
   const s = Math.max(0, nowMs / 1000 - unixS);
   if (s < 5) return "just now";
-  return `${span(s < 60 ? Math.floor(s / 5) * 5 : s)} ago`;
+  return `${lasted(s)} ago`;
 }
 
 /** The time of day of unix seconds. */
 export function clock(unixS) {
-  return new Date(unixS * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+  return CLOCK.format(unixS * 1000);
+}
+
+/** The same without its seconds. */
+export function minute(unixS) {
+  return MINUTE.format(unixS * 1000);
 }
 
 /** 0.434 as "43%". */

@@ -142,9 +142,7 @@ function take(kind, body, fresh) {
         connection.value = { state: "open", retryAt: 0, reason: "" };
         break;
       case "pool":
-        state.pool.value = { ...body, workers: body.workers.map(asSeen) };
-        state.poolAt.value = Date.now();
-        if (body.recent) remember(body.recent);
+        takePool(body);
         break;
       case "models":
         state.models.value = body;
@@ -161,6 +159,43 @@ function take(kind, body, fresh) {
         break;
     }
   });
+}
+
+// Figures that move all the time are shown once a second: nobody reads them faster, and each change is a frame.
+const CALM_MS = 1_000;
+let shownShape = "";
+let shownAt = 0;
+let held = null;
+let heldTimer = 0;
+
+/** Show a pool: at once when something happened in it, else when the figures before it have been read. */
+function takePool(body) {
+  const shape = shapeOf(body);
+  const wait = shape === shownShape ? shownAt + CALM_MS - performance.now() : 0;
+  held = body;
+  if (wait > 0) {
+    heldTimer ||= setTimeout(showPool, wait);
+    return;
+  }
+  shownShape = shape;
+  showPool();
+}
+
+function showPool() {
+  clearTimeout(heldTimer);
+  heldTimer = 0;
+  shownAt = performance.now();
+  batch(() => {
+    state.pool.value = { ...held, workers: held.workers.map(asSeen) };
+    state.poolAt.value = Date.now();
+    if (held.recent) remember(held.recent);
+  });
+}
+
+/** What of a pool a person notices at once; the rest are figures. */
+function shapeOf({ workers, queue, recent, budget_bytes, reserved_bytes }) {
+  const seen = workers.map((w) => [w.model, w.state, w.active > 0, w.queued > 0, w.pinned, w.unloading, w.loaded_bytes, w.reason]);
+  return JSON.stringify([seen, queue.map((ticket) => ticket.model), recent?.at(-1)?.time, budget_bytes, reserved_bytes]);
 }
 
 /** A model that was told to go and still answers is, for a person, finishing. */

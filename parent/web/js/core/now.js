@@ -10,8 +10,8 @@ export const now = signal(Date.now());
 let users = 0;
 let timer = 0;
 
-/** Keep `now` moving while the calling component is shown and `wanted`. */
-export function useNow(wanted = true) {
+/** Keep `now` moving while the calling component is shown and `wanted`; else the time of `instead`, a signal. */
+export function useNow(wanted = true, instead = now) {
   useEffect(() => {
     if (!wanted) return undefined;
     if (users++ === 0) timer = setInterval(() => { if (!document.hidden) now.value = Date.now(); }, TICK_MS);
@@ -20,5 +20,5 @@ export function useNow(wanted = true) {
       if (--users === 0) clearInterval(timer);
     };
   }, [wanted]);
-  return now.value;
+  return wanted ? now.value : instead.value;
 }

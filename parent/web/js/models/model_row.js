@@ -22,13 +22,15 @@ export function ModelRow({ model }) {
   const worker = workers.value.get(model.name);
   const pinned = worker?.pinned ?? modelsByName.value.get(model.name)?.pinned ?? false;
   const share = state === "loading" ? loadProgress(worker) : null;
+  const isComing = state === "starting" || state === "loading";
+  const reason = state === "failed" ? (worker?.reason ?? modelsByName.value.get(model.name)?.reason) : null;
   const canLoad = !model.fault && model.verdict !== "does_not_fit";
   const detail = [model.model_type, `${bytes(model.size_bytes)} on disk`, model.plan && `context ${count(model.plan.context)}`].filter(Boolean);
   return html`<li class="library-row" aria-label=${model.name}>
     <div class="library-main">
       <h3 class="library-name">${model.name}${pinned && html`<span class="pinned" title="Pinned: never evicted"><${Icon} name="pin" /><span class="visually-hidden">pinned</span></span>`}</h3>
       <p class="faint">${detail.join(" · ")}</p>
-      ${model.fault && html`<p class="bad">${model.fault}</p>`}
+      ${(model.fault || reason) && html`<p class="bad">${model.fault || reason}</p>`}
       ${state === "loading" && html`<${Progress} value=${share} label="Loading ${model.name}" />`}
     </div>
     <div class="library-fit">
@@ -41,7 +43,7 @@ export function ModelRow({ model }) {
     <div class="library-actions">
       ${IS_IDLE.has(state)
         ? html`<button type="button" class="button small" disabled=${!canLoad} onClick=${() => load(model.name)} aria-label="Load ${model.name}">Load</button>`
-        : html`<button type="button" class="button small" disabled=${state === "draining" || state === "stopping"} onClick=${() => unload(model.name)} aria-label="Unload ${model.name}">Unload</button>`}
+        : html`<button type="button" class="button small" disabled=${state === "draining" || state === "stopping"} onClick=${() => unload(model.name)} aria-label="${isComing ? "Cancel loading" : "Unload"} ${model.name}">${isComing ? "Cancel" : "Unload"}</button>`}
       <a class="button small" href="${linkTo("chat")}?model=${encodeURIComponent(model.name)}" aria-label="Chat with ${model.name}">Chat</a>
       <button type="button" class="icon-button" aria-pressed=${pinned} aria-label="${pinned ? "Unpin" : "Pin"} ${model.name}" title=${pinned ? "Unpin" : "Pin: never evict"} onClick=${() => pin(model.name, !pinned)}><${Icon} name="pin" /></button>
       <button type="button" class="icon-button" disabled=${!model.removable} aria-label="Remove ${model.name}" title=${model.removable ? "Remove from disk" : "Lies outside mlxpool's own folder: remove it there"} onClick=${() => removeModel(model, state)}><${Icon} name="trash" /></button>

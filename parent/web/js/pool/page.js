@@ -45,7 +45,7 @@ export function PoolPage() {
           <${Throughput} />
           <${Queue} waiting=${view.queue} />
         </div>
-        <${Recent} events=${recent.value} counters=${view.counters} />`}
+        <${Recent} events=${recent.value} ...${view.counters} />`}
     ${picking && html`<${ModelPicker} title="Load a model" offered=${(model) => !isUp.has(model.id)} onPick=${load} onClose=${() => setPicking(false)} />`}
   </div>`;
 }

@@ -1,6 +1,6 @@
 // What happened lately: loads, evictions, crashes, each with its reason.
 
-import { html, useState } from "../lib.js";
+import { html, memo, useState } from "../lib.js";
 import { clock, plural } from "../core/format.js";
 import { eventKey } from "../core/live.js";
 
@@ -23,16 +23,14 @@ function isEcho(event, events) {
     && (other.event === "failed" || other.event === "crash") && other.detail === event.detail);
 }
 
-export function Recent({ events, counters }) {
+export const Recent = memo(({ events, loads, evictions, crashes }) => {
   const [all, setAll] = useState(false);
   const told = events.filter((event) => !isEcho(event, events));
   const shown = all ? told : told.slice(0, SHOWN);
   return html`<section class="panel" aria-labelledby="recent-title">
     <div class="budget-head">
       <h2 id="recent-title" class="section-title">Recent</h2>
-      <p class="faint">${[["loads", "load"], ["evictions", "eviction"], ["crashes", "crash"]]
-        .map(([key, word]) => (word === "crash" && counters[key] !== 1 ? `${counters[key] ?? 0} crashes` : plural(counters[key] ?? 0, word)))
-        .join(" · ")}</p>
+      <p class="faint">${plural(loads, "load")} · ${plural(evictions, "eviction")} · ${plural(crashes, "crash", "crashes")}</p>
     </div>
     ${events.length === 0
       ? html`<p class="quiet">Nothing has happened since the server started.</p>`
@@ -45,4 +43,4 @@ export function Recent({ events, counters }) {
         </ol>
         ${told.length > SHOWN && html`<button type="button" class="button small" aria-expanded=${all} onClick=${() => setAll(!all)}>${all ? "Show fewer" : `Show all ${told.length}`}</button>`}`}
   </section>`;
-}
+});

@@ -1,9 +1,9 @@
 // Tokens per second over the last minutes, drawn by uPlot, which is fetched after the page is usable.
 
 import { html, useEffect, useRef } from "../lib.js";
-import { rate } from "../core/format.js";
+import { minute, rate } from "../core/format.js";
 import { useNow } from "../core/now.js";
-import { pool } from "../core/state.js";
+import { pool, poolAt } from "../core/state.js";
 import { theme } from "../core/theme.js";
 import { WINDOW_S, points, total } from "./history.js";
 
@@ -34,7 +34,7 @@ function options(width) {
       y: { range: (_, __, high) => [0, Math.max(LEAST_SCALE, high * 1.15)] },
     },
     axes: [
-      { ...axis, space: 90, size: 22, values: (_, splits) => splits.map((s) => new Date(s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" })), grid: { show: false } },
+      { ...axis, space: 90, size: 22, values: (_, splits) => splits.map(minute), grid: { show: false } },
       { ...axis, space: 36, size: 40 },
     ],
     series: [{}, { stroke: colour("--accent"), fill: colour("--accent-wash"), width: 1.5, points: { show: false } }],
@@ -45,9 +45,9 @@ export function Throughput() {
   const box = useRef(null);
   const plot = useRef(null);
   const rateNow = total(pool.value);
-  // The window moves with the clock only while there is something in it to see.
-  const moving = points.value[1].some((value) => value > 0);
-  const nowMs = useNow(moving);
+  // Busy, the window moves with each new point; idle, with the clock, as long as there is something in it to see.
+  const moving = rateNow === 0 && points.value[1].some((value) => value > 0);
+  const nowMs = useNow(moving, poolAt);
 
   useEffect(() => {
     let gone = false;

@@ -2,10 +2,10 @@
 
 import { html, useState } from "../lib.js";
 import { load, pin, switchModel, unload } from "../core/actions.js";
-import { ago, bytes, percent, rate, span, used } from "../core/format.js";
+import { ago, bytes, lasted, percent, rate, used } from "../core/format.js";
 import { useNow } from "../core/now.js";
 import { linkTo } from "../core/router.js";
-import { loadProgress } from "../core/state.js";
+import { loadProgress, poolAt } from "../core/state.js";
 import { Progress, StateBadge } from "../parts/bits.js";
 import { confirm } from "../parts/dialog.js";
 import { Icon } from "../parts/icons.js";
@@ -70,8 +70,9 @@ function Reason({ worker }) {
 }
 
 function Figures({ worker }) {
-  const nowMs = useNow();
   const idle = worker.active === 0 && worker.queued === 0;
+  // A busy worker's figures come every second anyway: its times are as of then, one frame instead of two.
+  const nowMs = useNow(idle, poolAt);
   return html`<dl class="figures">
     <div class="figure-main"><dt>tokens/s</dt><dd>${worker.active > 0 ? rate(worker.tokens_per_s) : "–"}</dd></div>
     <div><dt>running</dt><dd>${worker.active}</dd></div>
@@ -80,7 +81,7 @@ function Figures({ worker }) {
   <p class="card-memory"><span class="faint">Memory</span><span>${used(worker)}</span></p>
   <div class="meter" aria-hidden="true"><div style=${{ transform: `scaleX(${worker.planned_bytes ? Math.min(1, worker.footprint_bytes / worker.planned_bytes) : 0})` }}></div></div>
   <p class="card-foot faint">
-    <span>${idle && worker.last_used ? `last used ${ago(worker.last_used, nowMs)}` : `${worker.state === "ready" ? "ready" : "finishing"} for ${span(Math.floor(nowMs / 1000 - worker.since))}`}</span>
+    <span>${idle && worker.last_used ? `last used ${ago(worker.last_used, nowMs)}` : `${worker.state === "ready" ? "ready" : "finishing"} for ${lasted(nowMs / 1000 - worker.since)}`}</span>
     ${worker.pid !== null && html`<span>pid ${worker.pid}</span>`}
     ${worker.restarts > 0 && html`<span class="warn">${worker.restarts} restarts</span>`}
   </p>`;
