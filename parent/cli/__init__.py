@@ -2,7 +2,7 @@
 
 Commands are looked up by name and imported when called: `mlxpool up` must serve within 400 ms of its
 exec, and most of what the other commands need (rich, HTTP, psutil) would be paid by it. So this module
-imports click and next to nothing else, and knows each command by its module and one line of help.
+imports click and nothing else, and knows each command by its module and one line of help.
 
 Exit codes: 0 done; 1 the command could not do it; 2 bad usage or bad settings, one line on stderr;
 130 interrupted.
@@ -18,8 +18,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
-
-from mlxpool.shared.text import cut, is_unicode
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -133,9 +131,7 @@ def _guarded() -> int:
 
 def _run() -> int:
     try:
-        unreadable = next((word for word in sys.argv[1:] if not is_unicode(word)), None)
-        if unreadable is not None:
-            raise click.UsageError(f"{cut(ascii(unreadable))} is not valid UTF-8; arguments are text")
+        _check_arguments()
         code = cli.main(prog_name="mlxpool", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as problem:
         return _say(problem.format_message(), EXIT_USAGE, prefix="")
@@ -144,6 +140,17 @@ def _run() -> int:
     except (click.Abort, KeyboardInterrupt):
         return _say("interrupted", EXIT_INTERRUPTED)
     return code if isinstance(code, int) else 0
+
+
+def _check_arguments() -> None:
+    """Raises UsageError on bytes that are no text: no name, question or path could be handed on."""
+    if all(word.isascii() for word in sys.argv):
+        return
+    from mlxpool.shared.text import cut, is_unicode
+
+    for word in sys.argv[1:]:
+        if not is_unicode(word):
+            raise click.UsageError(f"{cut(ascii(word))} is not valid UTF-8; arguments are text")
 
 
 def _say(message: str, code: int, prefix: str = "mlxpool: ") -> int:
