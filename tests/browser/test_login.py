@@ -72,9 +72,3 @@ async def test_a_key_that_is_no_longer_taken_leads_back_to_the_login(
     await expect(page.get_by_text("The server no longer accepts the key that was kept.")).to_be_visible()
     await sign_in(page)
     await expect(page.locator(".chip")).to_be_visible()
-
-
-async def test_no_key_is_asked_for_where_none_is_set(start: Start, open_page: OpenPage):
-    page = await open_page(await start())
-    await expect(page.locator(".connection")).to_have_text("Live")
-    await expect(page.get_by_role("button", name="Sign out")).to_have_count(0)

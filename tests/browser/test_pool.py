@@ -166,6 +166,33 @@ async def test_a_failed_load_says_why_and_html_in_it_stays_text(
     await expect(card(page, "bad").get_by_role("button", name="Try again")).to_be_enabled()
 
 
+async def test_a_hostile_model_name_is_a_name_like_any_other(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    name = "<img src=x onerror=window.hit=1> #1?&%41"
+    folder = make_scripted_model(tmp_path / "models", name, tokens=2)
+    page = await open_page(await start(models=folder.parent))
+    await page.locator(".chip").click()
+    await expect(card(page, name).locator(".badge")).to_have_text("ready")
+    await card(page, name).get_by_role("button", name="Pin").click()
+    await expect(page.get_by_text(f"{name} is pinned")).to_be_visible()
+    await card(page, name).get_by_role("link", name="Logs").click()
+    await expect(page.get_by_role("combobox", name="Model")).to_have_value(name)
+    await expect(page.locator(".log-text").first).to_contain_text(name)
+    await page.go_back()
+    await card(page, name).get_by_role("link", name="Chat").click()
+    await page.get_by_role("textbox", name="Message", exact=True).fill("hello")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".message-who")).to_have_text(name)
+    await expect(page.locator(".message .markdown")).to_contain_text(":hello:1")
+    await page.get_by_role("link", name="Models", exact=True).click()
+    await page.get_by_role("button", name=f"Unload {name}").click()
+    await expect(page.get_by_role("listitem", name=name, exact=True).locator(".badge")).to_have_text(
+        "not loaded"
+    )
+    assert await page.evaluate("[window.hit, document.images.length]") == [None, 0]
+
+
 async def test_a_crash_is_counted_and_its_signal_named(tmp_path: Path, start: Start, open_page: OpenPage):
     folder = make_scripted_model(tmp_path / "models", "a", crash_at="decode", fault_on="die")
     served = await start(models=folder.parent)

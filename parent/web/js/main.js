@@ -3,16 +3,17 @@
 import { html, render, signal, useEffect, useRef } from "./lib.js";
 import { needsKey } from "./core/api.js";
 import { start } from "./core/live.js";
-import { route } from "./core/router.js";
-import { Confirmation } from "./parts/dialog.js";
-import { Login } from "./parts/login.js";
-import { Shell } from "./parts/shell.js";
+import { PAGES, route } from "./core/router.js";
+import { styles } from "./core/styles.js";
 import { say } from "./core/toasts.js";
+import { Confirmation } from "./parts/dialog.js";
+import { Shell } from "./parts/shell.js";
 import { Waiting } from "./parts/bits.js";
 import { Toasts } from "./parts/toasts.js";
 
-// Each page's modules are fetched when it is first shown, or before that once the first page stands.
+// What a page takes is fetched when it is first shown, or before that once the first page stands.
 const SOURCES = {
+  login: () => import("./parts/login.js").then((module) => module.Login),
   pool: () => import("./pool/page.js").then((module) => module.PoolPage),
   models: () => import("./models/page.js").then((module) => module.ModelsPage),
   chat: () => import("./chat/page.js").then((module) => module.ChatPage),
@@ -22,10 +23,15 @@ const SOURCES = {
 const PREFETCH_AFTER_MS = 500;
 const views = signal({});
 
+/** What is to be seen now: a page, or the login in its place. */
+function viewNow() {
+  return needsKey.value ? "login" : route.value.page;
+}
+
 async function fetchView(page) {
   if (views.value[page]) return;
   try {
-    const View = await SOURCES[page]();
+    const [View] = await Promise.all([SOURCES[page](), page === "login" || styles(`css/${page}.css`)]);
     views.value = { ...views.value, [page]: View };
   } catch (err) {
     say(`The page can't be shown: ${err.message}`, "error");
@@ -33,7 +39,7 @@ async function fetchView(page) {
 }
 
 function App() {
-  const { page } = route.value;
+  const page = viewNow();
   const first = useRef(true);
   const View = views.value[page];
   useEffect(() => {
@@ -42,12 +48,12 @@ function App() {
     else if (!document.activeElement?.closest("main")) document.querySelector("main h1")?.focus();
     fetchView(page);
   }, [page, View]);
-  if (needsKey.value) return html`<${Login} /><${Toasts} />`;
+  if (page === "login") return html`${View && html`<${View} />`}<${Toasts} />`;
   return html`<${Shell}>${View ? html`<${View} />` : html`<${Waiting} label="Fetching the page" />`}<//><${Confirmation} /><${Toasts} />`;
 }
 
 start();
-await fetchView(route.value.page);
+await fetchView(viewNow());
 render(html`<${App} />`, document.getElementById("app"));
 performance.mark("interactive");
-setTimeout(() => Object.keys(SOURCES).forEach(fetchView), PREFETCH_AFTER_MS);
+setTimeout(() => PAGES.forEach(fetchView), PREFETCH_AFTER_MS);

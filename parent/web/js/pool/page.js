@@ -1,6 +1,6 @@
 // The pool: how much memory is spoken for, who holds it, who waits, and what just happened.
 
-import { html, useState } from "../lib.js";
+import { html, useEffect, useState } from "../lib.js";
 import { load } from "../core/actions.js";
 import { models, pool, recent } from "../core/state.js";
 import { bytes } from "../core/format.js";
@@ -12,7 +12,6 @@ import { Heading } from "../parts/shell.js";
 import { Budget } from "./budget.js";
 import { Queue } from "./queue.js";
 import { Recent } from "./recent.js";
-import { Throughput } from "./throughput.js";
 import { WorkerCard } from "./worker_card.js";
 
 const ORDER = ["ready", "loading", "starting", "draining", "stopping", "failed", "absent"];
@@ -42,12 +41,22 @@ export function PoolPage() {
             : html`<ul class="cards">${workers.map((worker) => html`<${WorkerCard} key=${worker.model} worker=${worker} />`)}</ul>`}
         </section>
         <div class="columns">
-          <${Throughput} />
+          <${ThroughputLater} />
           <${Queue} waiting=${view.queue} />
         </div>
         <${Recent} events=${recent.value} ...${view.counters} />`}
     ${picking && html`<${ModelPicker} title="Load a model" offered=${(model) => !isUp.has(model.id)} onPick=${load} onClose=${() => setPicking(false)} />`}
   </div>`;
+}
+
+/** The chart, once it has been fetched; until then the room it takes. */
+function ThroughputLater() {
+  const [Throughput, setThroughput] = useState(null);
+  useEffect(() => {
+    // Where it can't be had the server is gone, which the bar says; the next visit of this page tries again.
+    import("./throughput.js").then((module) => setThroughput(() => module.Throughput), () => {});
+  }, []);
+  return Throughput ? html`<${Throughput} />` : html`<section class="panel throughput-room"></section>`;
 }
 
 function NothingLoaded({ onMore }) {

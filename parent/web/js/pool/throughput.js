@@ -1,9 +1,10 @@
-// Tokens per second over the last minutes, drawn by uPlot, which is fetched after the page is usable.
+// Tokens per second over the last minutes, drawn by uPlot. All of it is fetched after the page is usable.
 
 import { html, useEffect, useRef } from "../lib.js";
 import { minute, rate } from "../core/format.js";
 import { useNow } from "../core/now.js";
 import { pool, poolAt } from "../core/state.js";
+import { styles } from "../core/styles.js";
 import { theme } from "../core/theme.js";
 import { WINDOW_S, points, total } from "./history.js";
 
@@ -58,14 +59,15 @@ export function Throughput() {
       plot.current = new UPlot(options(box.current.clientWidth), points.peek(), box.current);
     };
     let redraw = () => {};
-    import("../../vendor/uplot-1.6.32/uplot.js").then(({ default: UPlot }) => {
+    const plotter = [import("../../vendor/uplot-1.6.32/uplot.js"), styles("vendor/uplot-1.6.32/uplot.css")];
+    Promise.all(plotter).then(([{ default: UPlot }]) => {
       if (gone || !box.current) return;
       redraw = () => draw(UPlot);
       redraw();
       dark.addEventListener("change", redraw);
       resize = new ResizeObserver(([entry]) => plot.current?.setSize({ width: Math.floor(entry.contentRect.width), height: HEIGHT_PX }));
       resize.observe(box.current);
-    });
+    }, () => {}); // the figure above the chart stands without it
     return () => {
       gone = true;
       dark.removeEventListener("change", redraw);
