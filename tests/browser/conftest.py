@@ -53,7 +53,10 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def open_page(browser: Browser, start: Start) -> AsyncIterator[OpenPage]:
-    """`await open_page(served, "#/chat", width=390, …)`: a page of that server in a fresh context."""
+    """`await open_page(served, "#/chat", width=390, …)`: a page of that server in a fresh context.
+
+    clock: the page's time can be moved with `page.clock`.
+    """
     del start  # only named so that its servers outlive the pages
     contexts = []
     faults: list[str] = []
@@ -63,7 +66,13 @@ async def open_page(browser: Browser, start: Start) -> AsyncIterator[OpenPage]:
             faults.append(f"console {message.type}: {message.text}")
 
     async def open_it(
-        served: Served, path: str = "", *, width: int = 1280, height: int = 860, **options: Any
+        served: Served,
+        path: str = "",
+        *,
+        width: int = 1280,
+        height: int = 860,
+        clock: bool = False,
+        **options: Any,
     ) -> Page:
         context = await browser.new_context(viewport={"width": width, "height": height}, **options)
         contexts.append(context)
@@ -71,6 +80,8 @@ async def open_page(browser: Browser, start: Start) -> AsyncIterator[OpenPage]:
         page = await context.new_page()
         page.on("console", note)
         page.on("pageerror", lambda error: faults.append(f"uncaught: {error}"))
+        if clock:
+            await page.clock.install()
         await page.goto(f"{served.url}/{path}")
         return page
 

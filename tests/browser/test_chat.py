@@ -138,6 +138,7 @@ async def test_a_message_can_be_edited_and_an_answer_retried(shop: Shop, open_pa
     await say(page, "two")
     await expect(answers(page)).to_have_count(2)
     await page.get_by_role("button", name="Retry").click()
+    await expect(message_field(page)).to_be_focused()
     await expect(answers(page)).to_have_count(2)
     await page.get_by_role("button", name="Edit message").first.click()
     editor = page.get_by_role("textbox", name="Edit message")
@@ -222,6 +223,15 @@ async def test_conversations_are_kept_in_the_browser_and_can_be_deleted(shop: Sh
         "Object.keys(localStorage).filter((k) => k.startsWith('mlxpool.chat.')).length"
     )
     assert stored == 1
+
+
+async def test_full_storage_is_said_and_the_conversation_goes_on(shop: Shop, open_page: OpenPage):
+    name = shop.make(tokens=2)
+    page = await open_page(shop.served, f"#/chat?model={name}")
+    await page.evaluate("localStorage.setItem('other', 'x'.repeat(5 * 1024 * 1024 - 200))")
+    await say(page, "hello " * 100)
+    await expect(page.get_by_role("alert").filter(has_text="storage is full")).to_be_visible()
+    await expect(answers(page)).to_have_count(1)
 
 
 async def test_settings_go_with_every_question(shop: Shop, open_page: OpenPage):

@@ -234,6 +234,43 @@ async def test_an_open_page_does_not_hold_up_the_servers_end(start: Start, open_
     await expect(page.locator(".connection")).to_have_text("Disconnected")
 
 
+async def test_a_tab_that_nobody_looks_at_lets_its_connection_go(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    folder = make_scripted_model(tmp_path / "models", "a")
+    served = await start(models=folder.parent)
+    page = await open_page(served, clock=True)
+    await expect(page.locator(".connection")).to_have_text("Live")
+    look_away = """(away) => {
+        Object.defineProperty(document, "hidden", { configurable: true, get: () => away });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    await page.evaluate(look_away, True)
+    await page.clock.fast_forward(9_000)
+    await expect(page.locator(".connection")).to_have_text("Live")
+    await page.clock.fast_forward(2_000)
+    await expect(page.locator(".connection")).to_have_text("Paused")
+    assert (await served.chat("a")).status == 200
+    await page.evaluate(look_away, False)
+    await expect(card(page, "a").locator(".badge")).to_have_text("ready")
+    await expect(page.locator(".connection")).to_have_text("Live")
+
+
+async def test_a_page_older_than_its_server_says_so(start: Start, open_page: OpenPage):
+    page = await open_page(await start())
+    await expect(page.locator(".connection")).to_have_text("Live")
+    hello = 'event: hello\ndata: {"version": "999"}\n\n'
+    await page.route(
+        "**/api/events*", lambda route: route.fulfill(content_type="text/event-stream", body=hello)
+    )
+    await page.evaluate("import('./static/js/core/api.js').then((m) => m.useKey('any'))")
+    await expect(page.get_by_text("The server has been updated.")).to_be_visible()
+    await page.unroute("**/api/events*")
+    await page.get_by_role("button", name="Reload the page").click()
+    await expect(page.locator(".connection")).to_have_text("Live")
+    await expect(page.get_by_text("The server has been updated.")).to_have_count(0)
+
+
 async def test_nothing_is_polled(tmp_path: Path, start: Start, open_page: OpenPage):
     folder = make_scripted_model(tmp_path / "models", "a", tokens=400, tokens_per_s=100)
     served = await start(models=folder.parent)

@@ -1,15 +1,27 @@
 // Where a question is written. Enter sends, Shift+Enter makes a line, Escape stops the answer.
 
-import { html, useEffect, useRef, useState } from "../lib.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../lib.js";
 import { Icon } from "../parts/icons.js";
+
+// Where the browser can't grow a field with its text, the page does.
+const GROWS = CSS.supports("field-sizing", "content");
+
+/** Put the cursor there: what had the focus may be gone. Not on a phone, where it would raise the keyboard. */
+export function focusComposer() {
+  if (matchMedia("(hover: hover)").matches) {
+    document.querySelector(".composer textarea")?.focus({ preventScroll: true });
+  }
+}
 
 export function Composer({ run, model, onAsk }) {
   const [text, setText] = useState("");
   const field = useRef(null);
-  useEffect(() => {
-    // On a phone this would raise the keyboard over what one came to read.
-    if (matchMedia("(hover: hover)").matches) field.current.focus({ preventScroll: true });
-  }, []);
+  useEffect(focusComposer, []);
+  useLayoutEffect(() => {
+    if (GROWS) return;
+    field.current.style.height = "auto";
+    field.current.style.height = `${field.current.scrollHeight}px`;
+  }, [text]);
 
   const send = () => {
     const said = text.trim();

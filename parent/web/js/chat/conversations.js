@@ -1,14 +1,15 @@
 // Conversations, kept in this browser and nowhere else: one entry each in localStorage, and an index of them.
 //
-// Owns what is under `mlxpool.chat.`. A conversation is a plain object that is never changed, only replaced:
+// Owns what is kept under `chats` and `chat.…`. A conversation is a plain object that is never changed, only replaced:
 // {id, title, updated, model, settings, messages}. A message: {id, role, content} and, for an answer, reasoning,
 // model, figures, error, stopped. Tabs see each other's changes through the browser's storage events.
 
 import { signal } from "../lib.js";
+import { keep, onChange, readJson } from "../core/storage.js";
 import { say } from "../core/toasts.js";
 
-const PREFIX = "mlxpool.chat.";
-const INDEX = "mlxpool.chats";
+const PREFIX = "chat.";
+const INDEX = "chats";
 const TITLE_CHARS = 60;
 
 /** {id, title, updated}, the latest first. */
@@ -41,36 +42,29 @@ export function update(id, changes) {
   const next = { ...holder.value, ...changes, updated: Date.now() };
   next.title = titleOf(next.messages);
   holder.value = next;
-  if (next.messages.length) keep(next);
+  if (next.messages.length) store(next);
 }
 
 /** Forget a conversation. */
 export function remove(id) {
   conversation(id).value = null;
   opened.delete(id);
-  localStorage.removeItem(PREFIX + id);
+  keep(PREFIX + id, null);
   setIndex(index.value.filter((entry) => entry.id !== id));
 }
 
-function keep(made) {
+function store(made) {
+  if (!keep(PREFIX + made.id, JSON.stringify(made))) {
+    say("This browser's storage is full or off, so the conversation is not kept. Delete older ones to make room.", "error");
+    return;
+  }
   const entry = { id: made.id, title: made.title, updated: made.updated };
-  const stored = store(PREFIX + made.id, made);
-  if (stored) setIndex([entry, ...index.value.filter((other) => other.id !== made.id)]);
+  setIndex([entry, ...index.value.filter((other) => other.id !== made.id)]);
 }
 
 function setIndex(entries) {
   index.value = entries;
-  store(INDEX, entries);
-}
-
-function store(name, value) {
-  try {
-    localStorage.setItem(name, JSON.stringify(value));
-    return true;
-  } catch {
-    say("This browser's storage is full, so the conversation is not kept. Delete older conversations.", "error");
-    return false;
-  }
+  keep(INDEX, JSON.stringify(entries));
 }
 
 function titleOf(messages) {
@@ -79,18 +73,10 @@ function titleOf(messages) {
   return line.length > TITLE_CHARS ? `${line.slice(0, TITLE_CHARS).trimEnd()}…` : line;
 }
 
-function readJson(name) {
-  try {
-    return JSON.parse(localStorage.getItem(name));
-  } catch {
-    return null;
-  }
-}
-
-addEventListener("storage", (event) => {
-  if (event.key === INDEX) index.value = readJson(INDEX) ?? [];
-  else if (event.key?.startsWith(PREFIX)) {
-    const holder = opened.get(event.key.slice(PREFIX.length));
-    if (holder) holder.value = readJson(event.key);
+onChange((name) => {
+  if (name === INDEX) index.value = readJson(INDEX) ?? [];
+  else if (name.startsWith(PREFIX)) {
+    const holder = opened.get(name.slice(PREFIX.length));
+    if (holder) holder.value = readJson(name);
   }
 });

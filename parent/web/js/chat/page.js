@@ -3,25 +3,26 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../lib.js";
 import { models, stateOf } from "../core/state.js";
 import { go, route } from "../core/router.js";
+import { keep, read } from "../core/storage.js";
 import { Empty } from "../parts/bits.js";
 import { Dialog, confirm } from "../parts/dialog.js";
 import { Icon } from "../parts/icons.js";
 import { Heading } from "../parts/shell.js";
-import { Composer } from "./composer.js";
+import { Composer, focusComposer } from "./composer.js";
 import { conversation, create, index, newId, remove, update } from "./conversations.js";
 import { Message, RunningAnswer } from "./message.js";
 import { announcement, runs, startRun } from "./run.js";
 import { ChatSettings } from "./settings.js";
 import { Switcher } from "./switcher.js";
 
-const LAST_MODEL = "mlxpool.chat_model";
+const LAST_MODEL = "chat_model";
 // Nearer to the end than this counts as reading along.
 const AT_END_PX = 48;
 
 /** Whom to ask when nobody was chosen: the last one asked, else one that is loaded, else the first. */
 function defaultModel() {
   const list = models.value ?? [];
-  const last = localStorage.getItem(LAST_MODEL);
+  const last = read(LAST_MODEL);
   return list.find((m) => m.id === last)?.id ?? list.find((m) => stateOf(m.id) === "ready")?.id ?? list[0]?.id ?? "";
 }
 
@@ -45,7 +46,7 @@ export function ChatPage() {
   }, [asked]);
 
   const choose = (name) => {
-    localStorage.setItem(LAST_MODEL, name);
+    keep(LAST_MODEL, name);
     if (talk) update(id, { model: name });
     else setDraftModel(name);
   };
@@ -54,7 +55,7 @@ export function ChatPage() {
     const open = talk ?? create(model);
     const settings = talk ? talk.settings : draftSettings;
     update(open.id, { model, settings, messages: [...open.messages, { id: newId(), role: "user", content: text }] });
-    localStorage.setItem(LAST_MODEL, model);
+    keep(LAST_MODEL, model);
     startRun(open.id);
     if (!talk) go("chat", open.id);
   };
@@ -63,11 +64,13 @@ export function ChatPage() {
     setEditing(null);
     update(id, { messages: [...talk.messages.slice(0, at), { id: newId(), role: "user", content: text }] });
     startRun(id);
+    focusComposer();
   };
   /** Ask the same again, of the model that is chosen now. */
   const retry = (at) => {
     update(id, { messages: talk.messages.slice(0, at) });
     startRun(id);
+    focusComposer();
   };
 
   const list = html`<${ConversationList} current=${id} onGo=${() => setListing(false)} />`;
@@ -151,7 +154,7 @@ function ConversationList({ current, onGo }) {
     if (entry.id === current) go("chat", "", true);
   };
   return html`
-    <button type="button" class="button wide" onClick=${() => { go("chat"); onGo(); document.querySelector(".composer textarea")?.focus(); }}><${Icon} name="plus" />New chat</button>
+    <button type="button" class="button wide" onClick=${() => { go("chat"); onGo(); focusComposer(); }}><${Icon} name="plus" />New chat</button>
     <ul class="conversations">
       ${index.value.map((entry) => html`<li key=${entry.id} class=${entry.id === current ? "current" : ""}>
         <a href="#/chat/${entry.id}" aria-current=${entry.id === current ? "true" : undefined} onClick=${onGo}>${entry.title || "Untitled"}</a>

@@ -4,14 +4,15 @@
 // request it was for, raises `needsKey`, and the shell shows the login in place of the page.
 
 import { signal } from "../lib.js";
+import { keep, read } from "./storage.js";
 
-const KEY_NAME = "mlxpool.key";
+const KEY_NAME = "key";
 
 /** True from the first 401 until a key has been accepted. */
 export const needsKey = signal(false);
 
 /** The key in use; empty where none is. */
-export const apiKey = signal(read());
+export const apiKey = signal(read(KEY_NAME, true) ?? read(KEY_NAME) ?? "");
 
 /** A refusal by the server, or (status 0) no answer at all. `message` is meant for a person. */
 export class ApiFailure extends Error {
@@ -22,24 +23,11 @@ export class ApiFailure extends Error {
   }
 }
 
-function read() {
-  try {
-    return sessionStorage.getItem(KEY_NAME) ?? localStorage.getItem(KEY_NAME) ?? "";
-  } catch {
-    return ""; // storage is switched off: the key lives as long as the page
-  }
-}
-
 /** Use this key from now on. remember: also after the tab is closed. An empty key forgets it. */
 export function useKey(key, remember = false) {
   apiKey.value = key;
-  try {
-    sessionStorage.removeItem(KEY_NAME);
-    localStorage.removeItem(KEY_NAME);
-    if (key) (remember ? localStorage : sessionStorage).setItem(KEY_NAME, key);
-  } catch {
-    // As above.
-  }
+  keep(KEY_NAME, remember ? null : key || null, true);
+  keep(KEY_NAME, remember ? key || null : null);
 }
 
 /** `fetch` of a path of this server, with the key. Relative to the page, so that a proxy may add a prefix. */

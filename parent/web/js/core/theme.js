@@ -1,8 +1,8 @@
 // Light, dark, or as the system says. theme_boot.js sets the kept choice before the first paint.
 
 import { signal } from "../lib.js";
+import { keep } from "./storage.js";
 
-const NAME = "mlxpool.theme";
 const ORDER = ["system", "light", "dark"];
 
 /** "system", "light" or "dark" */
@@ -14,10 +14,5 @@ export function nextTheme() {
   theme.value = chosen;
   if (chosen === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = chosen;
-  try {
-    if (chosen === "system") localStorage.removeItem(NAME);
-    else localStorage.setItem(NAME, chosen);
-  } catch {
-    // Storage is switched off: the choice holds for this page.
-  }
+  keep("theme", chosen === "system" ? null : chosen);
 }

@@ -10,6 +10,8 @@ import { Progress } from "../parts/bits.js";
 import { Icon } from "../parts/icons.js";
 
 const NAME = /^(starter|[\w.-]+\/[\w.-]+)$/;
+// What comes along when the name is copied from a browser's address bar.
+const PASTED = /^https?:\/\/[^/]+\//;
 const IS_UNDER_WAY = new Set(["queued", "running"]);
 const SHOWN_DONE = 3;
 
@@ -28,7 +30,7 @@ export function Pull() {
 
   const submit = async (event) => {
     event.preventDefault();
-    const name = field.current.value.trim().replace(/^https:\/\/huggingface\.co\//, "").replace(/\/+$/, "");
+    const name = field.current.value.trim().replace(PASTED, "").replace(/\/+$/, "");
     if (!NAME.test(name)) {
       setFault(name ? `“${name}” is not a repository; use organisation/name, or starter.` : "Name a repository as organisation/name, or starter.");
       field.current.focus();
