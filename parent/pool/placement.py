@@ -72,7 +72,9 @@ def place(slots: Iterable[Slot], budget: int, next_ticket: int, spare: Slot | No
             continue
         shortfall = need - (free + releasing - promised)
         if shortfall > 0:
-            barrier = slot.evicts_from if slot.evicts_from is not None else next_ticket
+            # Never below its own oldest ticket: those who came before that one are served first in any case.
+            barrier = next_ticket if slot.evicts_from is None else slot.evicts_from
+            barrier = max(barrier, slot.waiting[0].number)
             victims = _victims(slots, slot, shortfall, barrier, taken | {SPARE} if adopts else taken)
             taken.update(v.name for v in victims)
             if any(v.phase == "ready" and v.owes(barrier) for v in victims):

@@ -237,6 +237,7 @@ class Scheduler:
         now = self._fx.now()
         slot.phase, slot.since, slot.failures, slot.reason = "ready", now, 0, None
         slot.last_used = slot.last_progress = now
+        slot.serves_before = self._next_ticket
         self._fx.log("ready", slot.name)
         self._settle()
 
@@ -389,6 +390,7 @@ class Scheduler:
             held = min(
                 self._closing.get(slot.name, self._next_ticket), slot.unload_before or self._next_ticket
             )
+            held = max(held, slot.serves_before)
             while (
                 slot.phase == "ready"
                 and slot.waiting

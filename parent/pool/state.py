@@ -80,6 +80,8 @@ class Slot:
     loaded_bytes: int = 0
     total_bytes: int = 0
     keep_alive_s: float | None = None
+    # Tickets that were there when it became ready: what it was loaded for is served, whoever else waits.
+    serves_before: int = 0
     # Tickets numbered below this are served before the unload that was asked for.
     unload_before: int | None = None
     # Set while this model's tickets wait for an eviction: tickets below it are served by the victim first.
@@ -109,5 +111,6 @@ class Slot:
         return None if ttl is None or ttl < 0 else ttl
 
     def owes(self, before: int) -> bool:
-        """True when it runs a ticket, or queues one that arrived before ticket number `before`."""
-        return bool(self.running) or (bool(self.waiting) and self.waiting[0].number < before)
+        """True when it runs a ticket, or queues one that is served before an eviction from `before` on."""
+        first = self.waiting[0].number if self.waiting else None
+        return bool(self.running) or (first is not None and first < max(before, self.serves_before))

@@ -75,8 +75,8 @@ MUTATIONS: list[tuple[str, str, str, str]] = [
     (
         "tickets already queued for the victim go first",
         PLACEMENT,
-        "slot.evicts_from if slot.evicts_from is not None else next_ticket",
-        "0",
+        "barrier = next_ticket if slot.evicts_from is None else slot.evicts_from",
+        "barrier = 0",
     ),
     (
         "the line is kept over all models",
@@ -197,6 +197,18 @@ MUTATIONS: list[tuple[str, str, str, str]] = [
         PLACEMENT,
         'if slot.phase == "loading" or (slot.phase == "starting" and slot.told_go):',
         "if False:",
+    ),
+    (
+        "an older ticket of the victim is served first",
+        PLACEMENT,
+        "barrier = max(barrier, slot.waiting[0].number)",
+        "pass",
+    ),
+    (
+        "a model serves what it was loaded for",
+        SCHEDULER,
+        "slot.serves_before = self._next_ticket",
+        "pass",
     ),
     (
         "the spare's bytes are reserved",

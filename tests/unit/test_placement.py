@@ -58,3 +58,31 @@ def test_the_spare_is_a_victim_before_any_model():
     importing.waiting.append(Ticket(1, "b", 0.0))
     move = place([resident("a", "ready", 9), importing], 20, 2, spare_slot())
     assert move.drain == [""]
+
+
+def busy(name: str, running: int, *queued: int) -> Slot:
+    slot = resident(name, "ready")
+    slot.running[running] = Ticket(running, name, 0.0)
+    slot.waiting.extend(Ticket(number, name, 0.0) for number in queued)
+    return slot
+
+
+def test_tickets_that_are_queued_when_an_eviction_becomes_needed_are_served_before_it():
+    assert place([busy("a", 1, 3), wanting("b", 2)], 10, 4).closing == {"a": 4}
+
+
+def test_an_eviction_that_was_needed_for_long_still_waits_for_older_tickets_of_its_victim():
+    victim, demand = resident("d", "ready"), wanting("b", 4)
+    victim.waiting.append(Ticket(3, "d", 0.0))
+    demand.evicts_from = 2  # since an older ticket of b's, which is gone
+    move = place([victim, demand], 10, 5)
+    assert (move.drain, move.closing) == ([], {"d": 4})
+
+
+def test_a_model_is_no_victim_before_it_has_served_what_it_was_loaded_for():
+    victim, demand = resident("d", "ready"), wanting("b", 4)
+    victim.waiting.append(Ticket(8, "d", 0.0))
+    victim.serves_before = 9
+    demand.evicts_from = 5
+    move = place([victim, demand], 10, 10)
+    assert move.drain == []

@@ -851,3 +851,31 @@ def test_a_worker_that_takes_no_connection_is_ended_and_replaced():
     assert pool.counters.crashes == 1
     pool.on_unreachable(ticket.worker, "late")
     assert pool.counters.crashes == 1
+
+
+def test_a_wish_that_outlived_its_oldest_ticket_evicts_nobody_before_an_older_one_is_served():
+    world = World()
+    pool = world.pool(10)
+    busy = pool.on_request(model("a"))
+    world.step("a")
+    gone = pool.on_request(model("b"))  # b waits for a's eviction from here on
+    d = pool.on_request(model("d"))
+    b = pool.on_request(model("b"))
+    pool.on_done(gone)  # the oldest now is d's
+    pool.on_done(busy)
+    world.run()
+    assert [t.number for t in world.granted] == [busy.number, d.number, b.number]
+    assert pool.counters.loads == 3
+
+
+def test_what_waits_for_a_model_when_it_becomes_ready_is_granted_though_others_wait_for_its_memory():
+    world = World()
+    pool = world.pool(10)
+    spec = model("a", max_running=1)
+    first, second = pool.on_request(spec), pool.on_request(spec)
+    other = pool.on_request(model("b"))
+    world.step("a")
+    assert pool.slots["a"].serves_before == other.number + 1
+    late = pool.on_request(spec)
+    world.run()
+    assert [t.number for t in world.granted] == [first.number, second.number, other.number, late.number]
