@@ -5,6 +5,10 @@ refuses stands for it until a test names its own.
 """
 
 import os
+import signal
+
+# A shell starts its background jobs with SIGINT ignored, and so would everything that the tests start be.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_HUB = {
     "HF_ENDPOINT": "http://127.0.0.1:9",

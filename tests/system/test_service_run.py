@@ -166,5 +166,5 @@ def test_an_installed_service_is_waited_for_until_it_serves(tmp_path: Path) -> N
     assert removed.returncode == 0
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
-    assert sorted(path.name for path in home.iterdir()) == ["logs", "up.lock"]
+    assert sorted(path.name for path in home.iterdir()) == ["logs", "run", "up.lock"]
     assert not (tmp_path / ".config").exists()

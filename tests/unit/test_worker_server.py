@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from mlxpool.shared.control import Launch
 from mlxpool.worker import server
 from mlxpool.worker.text.events import Finish, Text, Usage
 from mlxpool.worker.wire.chat import ChatAnswer
@@ -23,7 +24,7 @@ async def chunks_of(
 
     async def handle(request: web.Request) -> web.StreamResponse:
         answer = ChatAnswer("chatcmpl-1", 1, "m", include_usage=False)
-        return await server._streamed(request, answer, mailbox, server._RequestLog("r"), opened)
+        return await server._streamed(request, answer, mailbox, server._RequestLog("r", "m", None), opened)
 
     app = web.Application()
     app.router.add_get("/", handle)
@@ -96,7 +97,8 @@ async def test_the_log_says_so_when_the_worker_itself_failed(capsys: pytest.Capt
         async def read(self) -> bytes:
             return b""
 
-    serving: Any = server.Server(*(None,) * 4, Broken())  # type: ignore[arg-type]
+    launch = Launch("m", "folder", "socket", 64, 1, 0, 0)
+    serving: Any = server.Server(launch, *(None,) * 3, Broken())  # type: ignore[arg-type]
     with pytest.raises(LookupError):
         await serving._chat(Request())
     assert ": internal_error, " in capsys.readouterr().err
