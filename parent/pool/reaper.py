@@ -1,48 +1,59 @@
 """Ending what a killed predecessor left.
 
 A worker ends by itself when its tether closes. One that was stopped (SIGSTOP) or hangs before its tether is
-watched can't; so every worker is recorded with its pid and start time, and the next parent kills those that
-still match. A pid alone proves nothing: the start time must agree too.
+watched can't; so every worker is recorded with its pid and its birth, and the next parent kills those that
+still match. A pid alone proves nothing. A birth is what the kernel itself counts, not a time of day: those
+move when the clock is set.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import msgspec
 
-# Start times come from the kernel in clock ticks (10 ms); two readings of one process agree better than this.
-START_TIME_TOLERANCE_S = 0.05
 # SIGKILL needs no cooperation, only the kernel's time to give gigabytes back.
 KILL_WAIT_S = 10.0
 
 
 class WorkerRecord(msgspec.Struct, frozen=True):
-    """One line of the run folder: a process that must not outlive the parent."""
+    """One file of the run folder: a process that must not outlive the parent. born: see `birth`."""
 
     pid: int
-    started: float
+    born: str
 
 
 def record(folder: Path, pid: int) -> Path | None:
-    """Remember a worker; the path to `forget`. None if it is gone already."""
-    started = start_time(pid)
-    if started is None:
+    """Remember a worker; the path to remove when it is gone. None if it is gone already. Raises OSError."""
+    born = birth(pid)
+    if born is None:
         return None
     path = folder / f"{pid}.worker"
-    path.write_bytes(msgspec.json.encode(WorkerRecord(pid, started)))
+    path.write_bytes(msgspec.json.encode(WorkerRecord(pid, born)))
     return path
 
 
-def start_time(pid: int) -> float | None:
-    """When the process began, seconds since the epoch; None if there is none."""
+def birth(pid: int) -> str | None:
+    """What tells this process from any other that ever had its pid; None where there is none but a zombie."""
+    if sys.platform == "linux":
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            return None
+        # The name may hold spaces and brackets; after its last bracket come the state and, as the twentieth
+        # field from there, the ticks between boot and birth.
+        fields = stat[stat.rindex(")") + 2 :].split()
+        return None if fields[0] in "ZX" else f"{boot} {fields[19]}"
     import psutil
 
     try:
-        return float(psutil.Process(pid).create_time())
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.6f}"
     except psutil.Error:
         return None
 
@@ -69,14 +80,7 @@ def reap(folder: Path) -> list[int]:
 
 
 def _is_running(old: WorkerRecord) -> bool:
-    import psutil
-
-    try:
-        process = psutil.Process(old.pid)
-        same = abs(process.create_time() - old.started) < START_TIME_TOLERANCE_S
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+    return birth(old.pid) == old.born
 
 
 def _kill_group(pid: int) -> None:
