@@ -39,23 +39,23 @@ def record(folder: Path, pid: int) -> Path | None:
 
 def birth(pid: int) -> str | None:
     """What tells this process from any other that ever had its pid; None where there is none but a zombie."""
-    if sys.platform == "linux":
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
-            return None
-        # The name may hold spaces and brackets; after its last bracket come the state and, as the twentieth
-        # field from there, the ticks between boot and birth.
-        fields = stat[stat.rindex(")") + 2 :].split()
-        return None if fields[0] in "ZX" else f"{boot} {fields[19]}"
-    import psutil
+    if sys.platform == "darwin":
+        import psutil
 
+        try:
+            process = psutil.Process(pid)
+            return None if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.6f}"
+        except psutil.Error:
+            return None
     try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.6f}"
-    except psutil.Error:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
         return None
+    # The name may hold spaces and brackets; after its last bracket come the state and, as the twentieth field
+    # from there, the ticks between boot and birth.
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else f"{boot} {fields[19]}"
 
 
 def reap(folder: Path) -> list[int]:

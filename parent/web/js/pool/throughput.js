@@ -1,6 +1,6 @@
 // Tokens per second over the last minutes, drawn by uPlot. All of it is fetched after the page is usable.
 
-import { html, useEffect, useRef } from "../lib.js";
+import { html, useEffect, useLayoutEffect, useRef } from "../lib.js";
 import { minute, rate } from "../core/format.js";
 import { useNow } from "../core/now.js";
 import { pool, poolAt } from "../core/state.js";
@@ -77,7 +77,8 @@ export function Throughput() {
     };
   }, [theme.value]);
 
-  useEffect(() => {
+  // In the frame that is drawn anyway: an effect after it would be one more.
+  useLayoutEffect(() => {
     plot.current?.setData(points.peek());
   }, [Math.floor(nowMs / 1000), moving]);
 
