@@ -16,7 +16,6 @@ from importlib.metadata import version
 import msgspec
 from aiohttp import web
 
-from mlxpool.parent.pool.effects import PoolEvent
 from mlxpool.shared.errors import error
 from mlxpool.shared.text import cut
 
@@ -92,7 +91,6 @@ class EventHub:
         self._last: dict[str, bytes] = {}
         self._viewers: set[Mailbox] = set()
         self._dirty = asyncio.Event()
-        self._models_due = True
 
     def changed(self) -> None:
         """Something in the states may be different."""
@@ -217,5 +215,3 @@ class EventRoutes:
             await stream.aclose()  # type: ignore[attr-defined]
         return out
 
-
-__all__ = ["EventHub", "EventRoutes", "PoolEvent"]

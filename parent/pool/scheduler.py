@@ -158,11 +158,6 @@ class Scheduler:
             self._cancel_load(self.spare, "no spare is wanted")
         self._settle()
 
-    def on_spec(self, spec: ModelSpec) -> None:
-        """The model's files or settings changed: a failure of the old files no longer counts."""
-        self._slot(spec)
-        self._settle()
-
     def on_shutdown(self) -> None:
         """Refuse what is queued, let what runs end while its worker drains, stop everything."""
         self.closed = True

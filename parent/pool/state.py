@@ -12,9 +12,6 @@ from typing import Literal
 
 from mlxpool.shared.control import Phase
 
-# States whose worker holds weights (or is on its way to): their plans count against the budget in full.
-HOLDS_WEIGHTS: frozenset[Phase] = frozenset({"loading", "ready", "draining", "stopping"})
-
 # The slot of the worker that has no model yet has a name that no model can have.
 SPARE = ""
 
