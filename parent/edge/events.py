@@ -214,4 +214,3 @@ class EventRoutes:
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
         return out
-
