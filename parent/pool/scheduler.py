@@ -139,6 +139,13 @@ class Scheduler:
             slot.phase, slot.reason, slot.failures = "absent", None, 0
         self._settle()
 
+    def on_keep(self, name: str) -> None:
+        """Take back an unload that still waits for tickets."""
+        slot = self.slots.get(name)
+        if slot is not None and slot.phase in ("starting", "loading", "ready"):
+            slot.unload_before = None
+            self._settle()
+
     def on_pin(self, spec: ModelSpec, pinned: bool) -> None:
         """A pinned model is never evicted and never times out; it may still be unloaded by name."""
         slot = self._slot(spec)

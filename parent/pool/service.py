@@ -82,12 +82,10 @@ class PoolView(msgspec.Struct, frozen=True):
     recent: list[PoolEvent]
 
 
-def _serves_differently(was: ModelSettings, now: ModelSettings, loaded: ModelSpec, fresh: ModelSpec) -> bool:
+def _serves_differently(was: ModelSettings, now: ModelSettings, reserved: int, fresh: ModelSpec) -> bool:
     """Whether a live worker was told something that the settings no longer say."""
     told = ("path", "context", "batch", "prefill_chunk", "max_tokens", "temperature", "top_p", "top_k")
-    return loaded.planned_bytes != fresh.planned_bytes or any(
-        getattr(was, k) != getattr(now, k) for k in told
-    )
+    return reserved != fresh.planned_bytes or any(getattr(was, key) != getattr(now, key) for key in told)
 
 
 class PoolService:
@@ -112,6 +110,7 @@ class PoolService:
         self._deadline: float | None = None
         self._footprints: asyncio.Task[None] | None = None
         self._empty = asyncio.Event()
+        self._leaving: set[str] = set()  # unloads that a reload asked for
         self.listeners = Listeners()
         self.changed: Callable[[], None] = lambda: None  # after every event, for those who show the pool
         self._epoch = time.time() - time.monotonic()  # monotonic → unix seconds, for people
@@ -206,8 +205,12 @@ class PoolService:
             was = old.model(name)
             if model.settings.pin != was.pin:
                 self.pin(model, model.settings.pin)
-            if slot.alive and _serves_differently(was, model.settings, slot.spec, self.spec(model)):
+            if slot.told_go and _serves_differently(was, model.settings, slot.reserved, self.spec(model)):
                 self.scheduler.on_unload(name)
+                self._leaving.add(name)
+            elif name in self._leaving:  # an earlier reload's wish that this one takes back
+                self._leaving.discard(name)
+                self.scheduler.on_keep(name)
         for model in self.library.models():
             if model.settings.pin and not old.model(model.name).pin:
                 self.pin(model, True)

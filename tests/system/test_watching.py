@@ -277,3 +277,15 @@ async def test_a_lowered_budget_lets_idle_models_go(tmp_path: Path, models: Path
         assert await served.state("b") == "ready"
         await reload(served, '[models."b"]\npin = true\n', "http")
         assert (await served.worker("b"))["pinned"] is True
+
+
+async def test_a_budget_that_was_lowered_and_raised_again_holds_nobody(tmp_path: Path, models: Path):
+    make_scripted_model(models, "long", tokens=3000, tokens_per_s=100.0)
+    async with serve(tmp_path, models=models, scripted=True, config="") as served:
+        stream = asyncio.create_task(served.stream("long"))
+        await served.until_state("long", "ready")
+        await reload(served, '[pool]\nmemory_budget = "100MB"\n', "http")
+        await reload(served, "", "http")
+        async with asyncio.timeout(5):
+            assert (await served.chat("long", max_tokens=2)).status == 200
+        stream.cancel()

@@ -879,3 +879,15 @@ def test_what_waits_for_a_model_when_it_becomes_ready_is_granted_though_others_w
     late = pool.on_request(spec)
     world.run()
     assert [t.number for t in world.granted] == [first.number, second.number, other.number, late.number]
+
+
+def test_an_unload_that_is_taken_back_holds_nobody():
+    world = World()
+    pool = world.pool(20)
+    pool.on_request(model("a"))
+    world.step("a")
+    pool.on_unload("a")
+    held = pool.on_request(model("a"))
+    assert held.state == "queued"
+    pool.on_keep("a")
+    assert held.state == "granted"
