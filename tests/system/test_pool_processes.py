@@ -418,7 +418,7 @@ async def test_kill_9_of_the_parent_leaves_no_worker_and_the_next_one_serves_the
             await gone(pids, 5.0)
     write_script(tmp_path / "m" / "a")
     async with serve(tmp_path, models=tmp_path / "m", scripted=True, port=port) as served:
-        await gone(pids, 0.1)
+        await gone(pids, 5.0)
         assert (await served.chat("a", "q")).text == expected_text("a", "q")
 
 

@@ -219,7 +219,7 @@ def alive(pids: list[int]) -> list[int]:
     running = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            if psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
                 running.append(pid)
     return running
 
