@@ -413,6 +413,7 @@ async def test_kill_9_of_the_parent_leaves_no_worker_and_the_next_one_serves_the
         if when == "stopped":
             os.kill(pids[0], signal.SIGSTOP)  # it can't see its tether close
         served.process.kill()
+        served.process.wait()  # its children are nobody's now
         await asyncio.gather(request, return_exceptions=True)
         if when != "stopped":
             await gone(pids, 5.0)

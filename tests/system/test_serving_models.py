@@ -169,6 +169,7 @@ async def test_kill_9_of_the_parent_takes_its_workers_with_it(tmp_path: Path, tw
         pids = served.worker_pids()
         assert pids
         served.process.kill()
+        served.process.wait()
         await asyncio.gather(request, return_exceptions=True)
         await gone(pids, 5.0)
     async with serve(tmp_path, models=two_tiny, port=port) as served:
