@@ -210,7 +210,7 @@ class Server:
             parsed.include_usage,
         )
         mailbox = Mailbox()
-        row = Row(plan, AnswerText(self._detokeniser(), plan.stops), mailbox.put)
+        row = Row(plan, AnswerText(self._detokeniser(), plan.format.stops), mailbox.put)
         log.row = row
         self._engine.submit(row)
         try:

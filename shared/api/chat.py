@@ -15,6 +15,9 @@ from typing import Any, Literal
 import msgspec
 
 from mlxpool.shared.api import read
+from mlxpool.shared.api.messages import ChatMessage
+from mlxpool.shared.api.structure import Structure
+from mlxpool.shared.api.tools import Tool, ToolChoice
 from mlxpool.shared.errors import ApiError, error
 
 # Enough for every client seen; each costs a scan of the ambiguous tail per token.
@@ -23,20 +26,19 @@ STOPS_LIMIT = 16
 # Seeds are 64-bit: what OpenAI documents as int64, and unsigned ones that other clients draw.
 SEED_LOW, SEED_HIGH = -(2**63), 2**64 - 1
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
 # No context comes near it; a larger number is a mistake, and a float's rounding is exact below it.
 _COUNT_HIGH = 2**53
 
 
-class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message as the template reads it: content is text."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-    name: str | None = None
-
-
 class ChatRequest(msgspec.Struct, frozen=True):
-    """A validated request. None: not given, so the server's, folder's or protocol's default applies."""
+    """A validated request. None: not given, so the server's, folder's or protocol's default applies.
+
+    thinking: chat_template_kwargs' own word, which reasoning_effort can't overrule. template_kwargs: all of
+    chat_template_kwargs but that. top_logprobs: alternatives per token, None for no log-probabilities.
+    keep_alive is the pool's business and is checked there.
+    """
 
     messages: tuple[ChatMessage, ...]
     model: str | None = None
@@ -49,6 +51,24 @@ class ChatRequest(msgspec.Struct, frozen=True):
     min_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    repetition_penalty: float | None = None
+    repetition_context: int | None = None
+    presence_penalty: float | None = None
+    presence_context: int | None = None
+    frequency_penalty: float | None = None
+    frequency_context: int | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int | None = None
+    n: int = 1
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    structure: Structure | None = None
+    thinking: bool | None = None
+    reasoning_effort: Effort | None = None
+    template_kwargs: dict[str, Any] = {}
 
 
 class Field(msgspec.Struct, frozen=True):

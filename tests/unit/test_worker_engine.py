@@ -67,7 +67,7 @@ class Client:
 
 def plan(prompt: Sequence[int], max_tokens: int = 20, eos: Sequence[int] = (), **sampling: Any) -> Plan:
     settings = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1, **sampling}
-    return Plan(tuple(prompt), max_tokens, True, Sampling(**settings), (), frozenset(eos))
+    return Plan(tuple(prompt), max_tokens, True, Sampling(**settings), frozenset(eos))
 
 
 class Running:
@@ -90,7 +90,9 @@ class Running:
 
     def submit(self, of: Plan) -> tuple[Client, Row]:
         client = Client()
-        row = Row(of, AnswerText(ByteDetokeniser(lambda token: bytes([token % 256])), of.stops), client.put)
+        row = Row(
+            of, AnswerText(ByteDetokeniser(lambda token: bytes([token % 256])), of.format.stops), client.put
+        )
         self.engine.submit(row)
         return client, row
 
@@ -464,7 +466,7 @@ async def main():
     engine = Engine(lambda: load(folder, lambda d, t: None), Limits(1, 1 << 30), Broken("cpu"))
     engine.start()
     await engine.loaded
-    plan = Plan((1, 2, 3), 5, True, Sampling(0.0, 1.0, 0, 0.0, 1), (), frozenset())
+    plan = Plan((1, 2, 3), 5, True, Sampling(0.0, 1.0, 0, 0.0, 1), frozenset())
     engine.submit(Row(plan, None, print))
     await asyncio.sleep(30)
 

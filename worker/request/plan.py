@@ -17,34 +17,54 @@ import msgspec
 from mlxpool.shared.api.chat import ChatRequest
 from mlxpool.shared.control import Launch
 from mlxpool.shared.errors import error
+from mlxpool.worker.text.format import AnswerFormat
 
 DEFAULT_TEMPERATURE = 0.7
 DEFAULT_TOP_P = 1.0
+# What mlx-lm's own server looks back; the threshold is its too.
+DEFAULT_PENALTY_CONTEXT = 20
+DEFAULT_XTC_THRESHOLD = 0.1
 
 _T = TypeVar("_T")
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How a row's next token is drawn. temperature 0: the most likely one. top_k 0, min_p 0 and top_p 1
-    are off. seed: unsigned 64 bits."""
+    """How a row's next token is drawn.
+
+    temperature 0: the most likely one. top_k 0, min_p 0, top_p 1, repetition_penalty 1, the other penalties 0
+    and xtc_probability 0 are off. Each penalty looks at the last `…_context` tokens of prompt and answer, 0
+    for all of them. seed: unsigned 64 bits. logit_bias: (token id, added to its logit).
+    """
 
     temperature: float
     top_p: float
     top_k: int
     min_p: float
     seed: int
+    repetition_penalty: float = 1.0
+    repetition_context: int = DEFAULT_PENALTY_CONTEXT
+    presence_penalty: float = 0.0
+    presence_context: int = DEFAULT_PENALTY_CONTEXT
+    frequency_penalty: float = 0.0
+    frequency_context: int = DEFAULT_PENALTY_CONTEXT
+    xtc_probability: float = 0.0
+    xtc_threshold: float = DEFAULT_XTC_THRESHOLD
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """max_tokens: ceiling on sampled tokens, inside the context. limited: whether somebody set it, which
-    makes it worth reserving memory for."""
+    """What one row does. max_tokens: ceiling on sampled tokens, inside the context. limited: whether somebody
+    set it, which makes it worth reserving memory for. top_logprobs: how many alternatives each token's
+    log-probability comes with, None for no log-probabilities. xtc_keeps: ids that XTC never removes."""
 
     ids: tuple[int, ...]
     max_tokens: int
     limited: bool
     sampling: Sampling
-    stops: tuple[str, ...]
     eos_ids: frozenset[int]
+    format: AnswerFormat = AnswerFormat()
+    top_logprobs: int | None = None
+    xtc_keeps: tuple[int, ...] = ()
 
 
 class Defaults(msgspec.Struct, frozen=True):
@@ -112,6 +132,6 @@ def make_plan(request: ChatRequest, ids: Sequence[int], base: Defaults, eos_ids:
             min_p=_first(request.min_p, default=base.min_p),
             seed=seed,
         ),
-        stops=request.stop,
         eos_ids=eos_ids,
+        format=AnswerFormat(stops=request.stop),
     )

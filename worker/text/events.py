@@ -2,8 +2,9 @@
 
 The engine produces these, in order, and each protocol's writer turns them into its own wire format; no
 protocol has a lane of its own. A row's events end with exactly one `Finish` (after its `Usage`) or one
-`Failure`. `Reasoning`, the `ToolCall…` events and `Logprobs` have their place in the order already; what
-produces them comes with reasoning, tools and log-probabilities.
+`Failure`. A call's events come as `ToolCallStart`, any number of `ToolCallArguments` whose texts concatenated
+are one JSON object, `ToolCallEnd`; calls don't interleave. A call that the length limit cut has no end, and
+its arguments are the beginning of an object.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """Text of the model's reasoning, apart from the answer."""
+    """Text of the model's reasoning, apart from the answer. Never empty."""
 
     text: str
 
 
 class ToolCallStart(msgspec.Struct, frozen=True):
-    """A call begins: its place among the answer's calls, its id, the function's name."""
+    """A call begins: its place among the answer's calls from 0, its id, the declared function's name."""
 
     index: int
     id: str
@@ -50,20 +51,29 @@ class ToolCallEnd(msgspec.Struct, frozen=True):
     index: int
 
 
-class Logprobs(msgspec.Struct, frozen=True):
-    """One sampled token with its log-probability and the best alternatives, (token text, logprob) each."""
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token as text (an incomplete character as U+FFFD), its bytes, its natural log-probability."""
 
     token: str
+    data: bytes
     logprob: float
-    top: tuple[tuple[str, float], ...] = ()
+
+
+class Logprobs(msgspec.Struct, frozen=True):
+    """One sampled token, and the likeliest at its place, the best first. An eos has none."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of the whole request; every sampled token counts, an eos included."""
+    """Token counts of one row; every sampled token counts, an eos included. lane: `batch` for a row that
+    shared its forward passes or could have, `turns` for a model whose rows can't."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    lane: Literal["batch", "turns"] = "batch"
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -80,4 +90,6 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 ToolCall = ToolCallStart | ToolCallArguments | ToolCallEnd
-Event = Text | Reasoning | ToolCall | Logprobs | Usage | Finish | Failure
+# What the text machines produce; the rest is the engine's.
+TextEvent = Text | Reasoning | ToolCall
+Event = TextEvent | Logprobs | Usage | Finish | Failure
