@@ -125,6 +125,9 @@ class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_k: Annotated[
         int | None, Key(v.TOP_K, "Unset: the model folder's generation_config.json, else off (0).")
     ] = None
+    thinking: Annotated[
+        bool | None, Key(v.FLAG, "Unset: the model's own default. Of models that can reason or not, as told.")
+    ] = None
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,6 +157,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temperature: Annotated[float | None, Key(v.TEMPERATURE, "Unset: [defaults] temperature.")] = None
     top_p: Annotated[float | None, Key(v.TOP_P, "Unset: [defaults] top_p.")] = None
     top_k: Annotated[int | None, Key(v.TOP_K, "Unset: [defaults] top_k.")] = None
+    thinking: Annotated[bool | None, Key(v.FLAG, "Unset: [defaults] thinking.")] = None
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {"server": Server, "pool": Pool, "defaults": Defaults}
@@ -163,8 +167,7 @@ _ALL_SECTIONS = [*SECTIONS, "aliases", "models"]
 _LATER_SECTIONS = {"cache", "history", "colibri"}
 _COLIBRI_KEYS = {"slots", "io", "prefetch", "overlap", "mtp", "reserve"}
 _LATER_KEYS = {
-    "defaults": {"thinking"},
-    "models": {"kv_bits", "kv_budget", "draft", "adapters", "experts", "thinking"} | _COLIBRI_KEYS,
+    "models": {"kv_bits", "kv_budget", "draft", "adapters", "experts"} | _COLIBRI_KEYS,
 }
 
 
@@ -202,7 +205,7 @@ class Settings(msgspec.Struct, frozen=True):
         inherited: dict[str, object] = {}
         if own.idle_ttl is None:
             inherited["idle_ttl"] = self.pool.idle_ttl
-        for key in ("max_tokens", "temperature", "top_p", "top_k"):
+        for key in ("max_tokens", "temperature", "top_p", "top_k", "thinking"):
             if getattr(own, key) is None:
                 inherited[key] = getattr(self.defaults, key)
         return msgspec.structs.replace(own, **inherited)

@@ -30,7 +30,8 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=Tr
 
     context: tokens, the enforced limit. batch: rows that decode together. kv_pool_bytes: shared by all
     rows. memory_limit_bytes: what MLX may allocate. prefill_chunk: fixed chunk width in tokens, None to let
-    the worker choose. trace_path: where a line per request goes, None for nowhere.
+    the worker choose. thinking: whether a request that does not say wants reasoning, None for the model's own
+    default. trace_path: where a line per request goes, None for nowhere.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=Tr
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    thinking: bool | None = None
     trace_path: str | None = None
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -108,12 +109,15 @@ def _environment() -> _Environment:
 
 
 class ChatTemplate:
-    """A compiled template. Rendering is thread-safe; compiling raises ValueError naming the line."""
+    """A compiled template. `variables` are the names it reads from outside, so what can change its text.
+    Rendering is thread-safe; compiling raises ValueError naming the line."""
 
     def __init__(self, source: str) -> None:
         self.source = source
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
+            self._template = environment.from_string(source)
         except (jinja2.exceptions.TemplateError, RecursionError) as err:
             line = getattr(err, "lineno", None)
             where = f" (line {line})" if line else ""

@@ -48,5 +48,6 @@ def make_launch(model: LibraryModel, described: Description, socket: str, trace_
         temperature=own.temperature,
         top_p=own.top_p,
         top_k=own.top_k,
+        thinking=own.thinking,
         trace_path=trace_path,
     )

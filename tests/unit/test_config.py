@@ -179,7 +179,7 @@ def test_the_homes_own_file_is_read_when_none_is_named(tmp_path: Path) -> None:
         ("[cache]\nram = 1\n", "[cache] is not in this version yet; remove the section"),
         ("[history]\n", "[history] is not in this version yet; remove the section"),
         ("[colibri]\n", "[colibri] is not in this version yet; remove the section"),
-        ("[defaults]\nthinking = true\n", "defaults.thinking is not in this version yet; remove it"),
+        ("[defaults]\nthinking = 1\n", "defaults.thinking = 1: use true or false"),
         ('[models."a"]\nkv_bits = 4\n', 'models."a".kv_bits is not in this version yet; remove it'),
         ('[models."a"]\nslots = 4\n', 'models."a".slots is not in this version yet; remove it'),
     ],
@@ -290,8 +290,8 @@ def test_a_number_without_an_end_is_refused(tmp_path: Path, key: str, value: str
         ),
         ({"MLXPOOL_CACHE_RAM": "1"}, "environment: MLXPOOL_CACHE_RAM is not in this version yet; unset it"),
         (
-            {"MLXPOOL_DEFAULTS_THINKING": "1"},
-            "environment: MLXPOOL_DEFAULTS_THINKING is not in this version yet; unset it",
+            {"MLXPOOL_CACHE_RAM": "1"},
+            "environment: MLXPOOL_CACHE_RAM is not in this version yet; unset it",
         ),
         (
             {"MLXPOOL_SRVER_PORT": "1"},
@@ -302,7 +302,7 @@ def test_a_number_without_an_end_is_refused(tmp_path: Path, key: str, value: str
             {"MLXPOOL_DEFAULTS_FOO": "1"},
             "environment: unknown MLXPOOL_DEFAULTS_FOO; known are MLXPOOL_DEFAULTS_MODEL, "
             "MLXPOOL_DEFAULTS_MAX_TOKENS, MLXPOOL_DEFAULTS_TEMPERATURE, MLXPOOL_DEFAULTS_TOP_P, "
-            "MLXPOOL_DEFAULTS_TOP_K",
+            "MLXPOOL_DEFAULTS_TOP_K, MLXPOOL_DEFAULTS_THINKING",
         ),
         (
             {"MLXPOOL_DEFAULTS_MODEL": "\udcff"},
@@ -328,7 +328,7 @@ def test_a_variable_that_is_near_none_is_answered_with_all_of_them(tmp_path: Pat
     assert message.startswith(
         "environment: unknown MLXPOOL_FOO; known are MLXPOOL_SERVER_HOST, MLXPOOL_SERVER_"
     )
-    assert message.endswith(", MLXPOOL_DEFAULTS_TOP_K, MLXPOOL_HOME")
+    assert message.endswith(", MLXPOOL_DEFAULTS_THINKING, MLXPOOL_HOME")
 
 
 def test_a_home_that_is_no_text_is_refused() -> None:
