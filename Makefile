@@ -77,10 +77,11 @@ long: .venv/installed-dev
 docs: .venv/installed-dev
 	$(BIN)/python docs/generate.py
 
-# Pins of the other backends are their wheels' own business: they follow mlx.
+# Pins of the other backends are their wheels' own business: they follow mlx. Which build of torch (+cpu) an
+# index offers is its own business too.
 constraints: .venv/installed-dev
 	@{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable \
-	  | grep -vi '^setuptools=='; } > build/constraints.txt
+	  | sed 's/^\(torch==[^+]*\)+.*/\1/' | grep -vi '^setuptools=='; } > build/constraints.txt
 	@mv build/constraints.txt constraints.txt
 
 clean:
