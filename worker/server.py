@@ -14,11 +14,10 @@ import contextlib
 import math
 import os
 import socket
-import sys
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from urllib.parse import unquote
@@ -29,21 +28,24 @@ from aiohttp import web
 from mlxpool.shared import control, errors
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import ApiError, error
-from mlxpool.shared.trace import Outcome, TraceFile
 from mlxpool.worker.engine.engine import Engine, Loaded
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.load import backend
-from mlxpool.worker.request.plan import Plan
+from mlxpool.worker.mailbox import Mailbox
 from mlxpool.worker.request.prepare import ChatPreparer
+from mlxpool.worker.request_log import RequestLog, open_trace
 from mlxpool.worker.text.answer import AnswerText
 from mlxpool.worker.text.detokeniser import ByteDetokeniser, Detokeniser, WindowDetokeniser
-from mlxpool.worker.text.events import Event, Failure, Finish, Usage
+from mlxpool.worker.text.events import Failure, Finish
 from mlxpool.worker.wire import chat
 
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
 
 # Clients and proxies give up on a silent stream after 15 s and more.
 KEEP_ALIVE_S = 10.0
+
+# Clients' header lines are limited to 8 KB and more.
+WARNING_CHARS = 1000
 
 # A drain without a time-out of its own: the pool's default drain_timeout.
 DRAIN_TIMEOUT_S = 120.0
@@ -52,29 +54,6 @@ DRAIN_TIMEOUT_S = 120.0
 _REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="-")
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Mailbox:
-    """A row's events on their way to its handler. Event loop only."""
-
-    def __init__(self) -> None:
-        self._events: list[Event] = []
-        self._filled = asyncio.Event()
-
-    def put(self, events: Sequence[Event]) -> None:
-        self._events.extend(events)
-        self._filled.set()
-
-    async def take(self, timeout_s: float | None = None) -> list[Event]:
-        """Everything that has arrived; waits for something. Empty after `timeout_s` of silence."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._filled.wait()
-        except TimeoutError:
-            return []
-        self._filled.clear()
-        events, self._events = self._events, []
-        return events
 
 
 class Server:
@@ -99,7 +78,7 @@ class Server:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
-        self._trace = _open_trace(launch.trace_path)
+        self._trace = open_trace(launch.trace_path)
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -175,7 +154,7 @@ class Server:
         self._requests += 1
         self._open += 1
         self._idle.clear()
-        log = _RequestLog(_REQUEST_ID.get(), self._launch.model, self._trace)
+        log = RequestLog(_REQUEST_ID.get(), self._launch.model, self._trace)
         try:
             return await self._run_chat(request, log)
         except asyncio.CancelledError:
@@ -197,10 +176,11 @@ class Server:
                 self._idle.set()
             log.end()
 
-    async def _run_chat(self, request: web.Request, log: _RequestLog) -> web.StreamResponse:
+    async def _run_chat(self, request: web.Request, log: RequestLog) -> web.StreamResponse:
         headers = request.headers
-        parsed, plan = await self._preparer.prepare(await request.read())
-        log.begin(plan)
+        prepared = await self._preparer.prepare(await request.read())
+        parsed = prepared.request
+        log.begin(prepared.plans)
         answer_id = headers.get(control.HEADER_RESPONSE_ID)
         created = headers.get(control.HEADER_CREATED, "")
         answer = chat.ChatAnswer(
@@ -208,17 +188,25 @@ class Server:
             int(created) if created.isdecimal() else int(time.time()),
             unquote(headers.get(control.HEADER_ASKED_MODEL, "")) or parsed.model or self._launch.model,
             parsed.include_usage,
+            len(prepared.plans),
         )
         mailbox = Mailbox()
-        row = Row(plan, AnswerText(self._detokeniser(), plan.format.stops), mailbox.put)
-        log.row = row
-        self._engine.submit(row)
+        rows = [
+            Row(plan, AnswerText(self._detokeniser(), plan.format.stops), mailbox.slot(index))
+            for index, plan in enumerate(prepared.plans)
+        ]
+        log.row = rows[0]
+        for row in rows:
+            self._engine.submit(row)
+        own_headers = {control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **_warning(prepared.warnings)}
         try:
             if parsed.stream:
-                return await _streamed(request, answer, mailbox, log, opened=answer_id is not None)
-            return await _whole(answer, mailbox, log)
+                opened = answer_id is not None
+                return await _streamed(request, answer, mailbox, log, own_headers, opened)
+            return await _whole(answer, len(rows), mailbox, log, own_headers)
         finally:
-            self._engine.cancel(row)
+            for row in rows:
+                self._engine.cancel(row)
 
     def _detokeniser(self) -> Detokeniser:
         if self._tokenizer.is_byte_level:
@@ -226,103 +214,58 @@ class Server:
         return WindowDetokeniser(self._tokenizer.decode)
 
 
-async def _whole(answer: chat.ChatAnswer, mailbox: Mailbox, log: _RequestLog) -> web.Response:
-    events: list[Event] = []
-    while not (events and isinstance(events[-1], Finish | Failure)):
+async def _whole(
+    answer: chat.ChatAnswer, rows: int, mailbox: Mailbox, log: RequestLog, headers: Mapping[str, str]
+) -> web.Response:
+    said: list[chat.Said] = []
+    running = rows
+    while running:
         arrived = await mailbox.take()
         log.note(arrived)
-        events += arrived
-    response = web.Response(body=answer.whole(events), content_type="application/json")
-    response.headers[control.HEADER_REQUEST_ID] = _REQUEST_ID.get()
-    return response
+        said += arrived
+        running -= sum(isinstance(event, Finish) for _, event in arrived)
+        if any(isinstance(event, Failure) for _, event in arrived):
+            break
+    return web.Response(body=answer.whole(said), content_type="application/json", headers=headers)
 
 
 async def _streamed(
-    request: web.Request, answer: chat.ChatAnswer, mailbox: Mailbox, log: _RequestLog, opened: bool
+    request: web.Request,
+    answer: chat.ChatAnswer,
+    mailbox: Mailbox,
+    log: RequestLog,
+    headers: Mapping[str, str],
+    opened: bool,
 ) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={
             "Content-Type": "text/event-stream; charset=utf-8",
             "Cache-Control": "no-cache",
-            control.HEADER_REQUEST_ID: _REQUEST_ID.get(),
+            **headers,
         }
     )
     await response.prepare(request)
-    if not opened:
-        await response.write(answer.opening())
+    opening = answer.opening(opened)
+    if opening:
+        await response.write(opening)
     while not answer.ended:
-        events = await mailbox.take(KEEP_ALIVE_S)
-        log.note(events)
-        data = answer.write(events) if events else answer.keep_alive()
+        said = await mailbox.take(KEEP_ALIVE_S)
+        log.note(said)
+        data = answer.write(said) if said else answer.keep_alive()
         if data:
             await response.write(data)
     await response.write_eof()
     return response
 
 
-class _RequestLog:
-    """Two lines on stderr per request: what it asks, how it ended. And one in the trace, if there is one."""
-
-    def __init__(self, request_id: str, model: str, trace: TraceFile | None) -> None:
-        self.outcome = "ok"
-        self.row: Row | None = None
-        self._id = request_id
-        self._model = model
-        self._trace = trace
-        self._prepared_s = 0.0
-        self._began_s = time.perf_counter()
-        self._first_s: float | None = None
-        self._usage: Usage | None = None
-
-    def begin(self, plan: Plan) -> None:
-        self._prepared_s = time.perf_counter()
-        _log(f"request {self._id}: {len(plan.ids)} prompt tokens, at most {plan.max_tokens} more")
-
-    def note(self, events: Sequence[Event]) -> None:
-        """Remember what the last line will say."""
-        if events and self._first_s is None:
-            self._first_s = time.perf_counter() - self._began_s
-        for event in events:
-            if isinstance(event, Usage):
-                self._usage = event
-            elif isinstance(event, Failure):
-                self.outcome = event.error.code
-
-    def end(self) -> None:
-        tokens = "" if self._usage is None else f", {self._usage.completion_tokens} tokens"
-        first = "" if self._first_s is None else f", first after {self._first_s:.3f} s"
-        ended_s = time.perf_counter()
-        _log(f"request {self._id}: {self.outcome}{tokens}{first}, {ended_s - self._began_s:.3f} s")
-        if self._trace is None:
-            return
-        outcome: Outcome = "error"
-        if self.outcome in ("ok", "cancelled"):
-            outcome = "ok" if self.outcome == "ok" else "cancelled"
-        phases = {
-            "prepare": self._prepared_s,
-            "queue": self.row.admitted_s if self.row is not None else 0.0,
-            "prefill": self.row.prefilled_s if self.row is not None else 0.0,
-            "first_token": self._began_s + self._first_s if self._first_s is not None else 0.0,
-            "last_write": ended_s,
-        }
-        reached = {name: round((at - self._began_s) * 1000, 3) for name, at in phases.items() if at}
-        self._trace.write(self._id, "worker", self._model, outcome, reached)
-
-
-def _open_trace(path: str | None) -> TraceFile | None:
-    """The trace file; one that can't be opened costs the trace alone."""
-    if path is None:
-        return None
-    try:
-        return TraceFile(Path(path))
-    except OSError as err:
-        _log(f"no trace: {path} can't be written: {err}")
-        return None
-
-
-def _log(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+def _warning(warnings: Sequence[str]) -> dict[str, str]:
+    """A `Warning` header (RFC 7234, code 299: what persists) for these, in a header's characters."""
+    if not warnings:
+        return {}
+    text = "; ".join(warnings).encode("ascii", "replace").decode()
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)[:WARNING_CHARS]
+    quoted = printable.replace("\\", "\\\\").replace('"', '\\"')
+    return {"Warning": f'299 - "{quoted}"'}
 
 
 @web.middleware

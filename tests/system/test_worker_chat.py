@@ -69,6 +69,7 @@ def test_usage_counts_the_prompt_and_every_sampled_token(worker: WorkerProcess) 
         "completion_tokens": 7,
         "total_tokens": prompt + 7,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "lane": "batch",
     }
 
 

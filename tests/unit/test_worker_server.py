@@ -13,18 +13,18 @@ from aiohttp import web
 
 from mlxpool.shared.control import Launch
 from mlxpool.worker import server
+from mlxpool.worker.mailbox import Mailbox
+from mlxpool.worker.request_log import RequestLog
 from mlxpool.worker.text.events import Finish, Text, Usage
 from mlxpool.worker.wire.chat import ChatAnswer
 
 
-async def chunks_of(
-    tmp_path: Path, mailbox: server.Mailbox, opened: bool, said: asyncio.Event
-) -> list[bytes]:
+async def chunks_of(tmp_path: Path, mailbox: Mailbox, opened: bool, said: asyncio.Event) -> list[bytes]:
     """What one streamed answer puts on a real UNIX socket; `said` is set at its first chunk."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         answer = ChatAnswer("chatcmpl-1", 1, "m", include_usage=False)
-        return await server._streamed(request, answer, mailbox, server._RequestLog("r", "m", None), opened)
+        return await server._streamed(request, answer, mailbox, RequestLog("r", "m", None), {}, opened)
 
     app = web.Application()
     app.router.add_get("/", handle)
@@ -51,12 +51,12 @@ async def test_silence_is_filled_with_keep_alives_after_the_role_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.02)
-    mailbox, said = server.Mailbox(), asyncio.Event()
+    mailbox, said = Mailbox(), asyncio.Event()
 
     async def answer_late() -> None:
         await said.wait()
         await asyncio.sleep(0.15)
-        mailbox.put([Text("Hi"), Usage(1, 1), Finish("stop")])
+        mailbox.slot(0)([Text("Hi"), Usage(1, 1), Finish("stop")])
 
     late = asyncio.ensure_future(answer_late())
     written = await chunks_of(tmp_path, mailbox, opened=False, said=said)
@@ -70,8 +70,8 @@ async def test_silence_is_filled_with_keep_alives_after_the_role_chunk(
 
 
 async def test_everything_that_came_together_is_one_write_of_whole_events(tmp_path: Path) -> None:
-    mailbox = server.Mailbox()
-    mailbox.put([Text("a"), Text("b"), Usage(1, 2), Finish("stop")])
+    mailbox = Mailbox()
+    mailbox.slot(0)([Text("a"), Text("b"), Usage(1, 2), Finish("stop")])
     written = await chunks_of(tmp_path, mailbox, opened=True, said=asyncio.Event())
     assert len(written) == 1
     assert written[0].count(b"\n\n") == 3
@@ -79,10 +79,10 @@ async def test_everything_that_came_together_is_one_write_of_whole_events(tmp_pa
 
 
 async def test_a_mailbox_gives_everything_once_and_nothing_after_its_time_out() -> None:
-    mailbox = server.Mailbox()
-    mailbox.put([Text("a")])
-    mailbox.put([Text("b")])
-    assert await mailbox.take() == [Text("a"), Text("b")]
+    mailbox = Mailbox()
+    mailbox.slot(0)([Text("a")])
+    mailbox.slot(1)([Text("b")])
+    assert await mailbox.take() == [(0, Text("a")), (1, Text("b"))]
     assert await mailbox.take(0.001) == []
 
 
@@ -102,3 +102,12 @@ async def test_the_log_says_so_when_the_worker_itself_failed(capsys: pytest.Capt
     with pytest.raises(LookupError):
         await serving._chat(Request())
     assert ": internal_error, " in capsys.readouterr().err
+
+
+def test_a_warning_is_one_header_line_whatever_was_quoted_in_it() -> None:
+    assert server._warning([]) == {}
+    given = server._warning(['grammar not enforced: "é"\r\nx: y', "b" * 5000])["Warning"]
+    assert given.startswith('299 - "grammar not enforced: \\"?\\"  x: y; bbb')
+    assert given.isascii()
+    assert given.isprintable()
+    assert len(given) < 1100

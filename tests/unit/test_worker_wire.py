@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,14 +12,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxpool.shared.errors import ApiError, error
-from mlxpool.worker.text.events import Event, Failure, Finish, Text, Usage
-from mlxpool.worker.wire.chat import DONE, ChatAnswer
+from mlxpool.worker.text.events import (
+    Event,
+    Failure,
+    Finish,
+    Logprobs,
+    Reasoning,
+    Text,
+    TokenLogprob,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    Usage,
+)
+from mlxpool.worker.wire.chat import DONE, ChatAnswer, Said
 
 EVENTS: list[Event] = [Text("He"), Text("llo"), Usage(3, 2), Finish("stop")]
 
 
-def answer(include_usage: bool = False) -> ChatAnswer:
-    return ChatAnswer("chatcmpl-1", 1700000000, "m", include_usage)
+def answer(include_usage: bool = False, choices: int = 1) -> ChatAnswer:
+    return ChatAnswer("chatcmpl-1", 1700000000, "m", include_usage, choices)
+
+
+def of_choice(events: Sequence[Event], index: int = 0) -> list[Said]:
+    return [(index, event) for event in events]
 
 
 def events_of(data: bytes) -> list[Any]:
@@ -29,7 +46,7 @@ def events_of(data: bytes) -> list[Any]:
 
 
 def test_a_whole_answer_is_a_chat_completion() -> None:
-    assert json.loads(answer().whole(EVENTS)) == {
+    assert json.loads(answer().whole(of_choice(EVENTS))) == {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 1700000000,
@@ -47,17 +64,18 @@ def test_a_whole_answer_is_a_chat_completion() -> None:
             "completion_tokens": 2,
             "total_tokens": 5,
             "prompt_tokens_details": {"cached_tokens": 0},
+            "lane": "batch",
         },
     }
 
 
 def test_a_failure_makes_a_whole_answer_that_error() -> None:
     with pytest.raises(ApiError, match="broken"):
-        answer().whole([Text("He"), Failure(error("internal_error", "broken"))])
+        answer().whole(of_choice([Text("He"), Failure(error("internal_error", "broken"))]))
 
 
 def test_texts_of_one_step_are_one_chunk() -> None:
-    opened, finished, done = events_of(answer().write(EVENTS))
+    opened, finished, done = events_of(answer().write(of_choice(EVENTS)))
     assert opened["choices"][0] == {
         "index": 0, "delta": {"content": "Hello"}, "finish_reason": None, "logprobs": None,
     }  # fmt: skip
@@ -79,7 +97,7 @@ def test_a_keep_alive_is_a_chunk_like_the_others_that_says_nothing() -> None:
 
 def test_a_failure_in_a_stream_is_an_error_event_that_ends_it() -> None:
     stream = answer()
-    told = events_of(stream.write([Text("He"), Failure(error("internal_error", "broken"))]))
+    told = events_of(stream.write(of_choice([Text("He"), Failure(error("internal_error", "broken"))])))
     assert told[0]["choices"][0]["delta"] == {"content": "He"}
     assert told[1]["error"]["code"] == "internal_error"
     assert told[2] == b"[DONE]"
@@ -96,7 +114,7 @@ def test_any_grouping_of_events_gives_the_same_stream(
     data = stream.opening()
     for start, end in itertools.pairwise(edges):
         assert not stream.ended
-        data += stream.write(events[start:end])
+        data += stream.write(of_choice(events[start:end]))
     assert stream.ended
     assert data.endswith(DONE)
     chunks = events_of(data)[:-1]
@@ -106,3 +124,101 @@ def test_any_grouping_of_events_gives_the_same_stream(
     used = [chunk for chunk in chunks if chunk.get("usage")]
     assert used == [chunks[-1]]
     assert (chunks[-1]["choices"] == []) is include_usage
+
+
+CALLS: list[Event] = [
+    Reasoning("hm"), Reasoning("m"), Text("Look:"),
+    ToolCallStart(0, "call_a", "get"),
+    ToolCallArguments(0, '{"x":'), ToolCallArguments(0, "1}"), ToolCallEnd(0),
+    ToolCallStart(1, "call_b", "put"), ToolCallArguments(1, "{}"), ToolCallEnd(1),
+    Usage(3, 9), Finish("tool_calls"),
+]  # fmt: skip
+
+
+def likely(token: str, logprob: float = -0.5) -> TokenLogprob:
+    return TokenLogprob(token, token.encode(), logprob)
+
+
+def test_calls_and_reasoning_have_their_own_fields_in_a_whole_answer() -> None:
+    choice = json.loads(answer().whole(of_choice(CALLS)))["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "Look:",
+        "refusal": None,
+        "reasoning": "hmm",
+        "reasoning_content": "hmm",
+        "tool_calls": [
+            {"id": "call_a", "type": "function", "function": {"name": "get", "arguments": '{"x":1}'}},
+            {"id": "call_b", "type": "function", "function": {"name": "put", "arguments": "{}"}},
+        ],
+    }
+
+
+def test_an_answer_of_calls_alone_has_no_content() -> None:
+    message = json.loads(answer().whole(of_choice(CALLS[3:])))["choices"][0]["message"]
+    assert message["content"] is None
+    assert "reasoning" not in message
+
+
+def test_a_streamed_call_has_its_id_and_name_once_and_its_own_index() -> None:
+    chunks = events_of(answer().write(of_choice(CALLS)))[:-1]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas == [
+        {"reasoning": "hmm", "reasoning_content": "hmm"},
+        {"content": "Look:"},
+        {"tool_calls": [
+            {"index": 0, "id": "call_a", "type": "function", "function": {"name": "get", "arguments": ""}},
+        ]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"x":1}'}}]},
+        {"tool_calls": [
+            {"index": 1, "id": "call_b", "type": "function", "function": {"name": "put", "arguments": ""}},
+        ]},
+        {"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]},
+        {},
+    ]  # fmt: skip
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_log_probabilities_are_the_same_streamed_and_whole_also_where_text_is_held() -> None:
+    tokens = [Logprobs(likely("a"), (likely("a"), likely("b", -1.5))), Logprobs(likely("é", -9999.0))]
+    events: list[Event] = [tokens[0], Text("a"), tokens[1], Usage(1, 2), Finish("length")]
+    whole = json.loads(answer().whole(of_choice(events)))["choices"][0]["logprobs"]
+    assert whole == {
+        "content": [
+            {"token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": [
+                {"token": "a", "bytes": [97], "logprob": -0.5},
+                {"token": "b", "bytes": [98], "logprob": -1.5},
+            ]},
+            {"token": "é", "bytes": [195, 169], "logprob": -9999.0, "top_logprobs": []},
+        ],
+        "refusal": None,
+    }  # fmt: skip
+    for cut in range(len(events) + 1):
+        stream = answer()
+        data = stream.write(of_choice(events[:cut])) + stream.write(of_choice(events[cut:]))
+        parts = [chunk["choices"][0]["logprobs"] for chunk in events_of(data)[:-1]]
+        assert [entry for part in parts if part for entry in part["content"]] == whole["content"]
+
+
+def test_choices_end_one_by_one_and_their_tokens_are_counted_together() -> None:
+    stream = answer(choices=2)
+    opened = events_of(stream.opening())
+    assert [chunk["choices"][0]["index"] for chunk in opened] == [0, 1]
+    assert [chunk["choices"][0]["index"] for chunk in events_of(answer(choices=2).opening(opened=True))] == [
+        1
+    ]
+    said = [*of_choice([Text("x")], 1), *of_choice([Text("y")]), *of_choice([Text("z")], 1)]
+    texts = events_of(stream.write(said))
+    assert [(c["choices"][0]["index"], c["choices"][0]["delta"]["content"]) for c in texts] == [
+        (1, "xz"), (0, "y"),
+    ]  # fmt: skip
+    (ended,) = events_of(stream.write(of_choice([Usage(5, 2), Finish("stop")], 1)))
+    assert (ended["choices"][0]["index"], ended["choices"][0]["finish_reason"]) == (1, "stop")
+    assert "usage" not in ended
+    assert not stream.ended
+    last, done = events_of(stream.write(of_choice([Usage(5, 7), Finish("length")])))
+    assert last["usage"]["prompt_tokens"] == 5
+    assert last["usage"]["completion_tokens"] == 9
+    assert done == b"[DONE]"
+    assert stream.ended

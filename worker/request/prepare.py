@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
+
 from mlxpool.shared.api.chat import ChatRequest, parse
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import error
@@ -16,6 +18,14 @@ from mlxpool.worker.request.plan import Defaults, Plan, make_plan
 
 # Two: one long prompt doesn't keep a short one waiting; more would only take turns at the GIL.
 _THREADS = 2
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """plans: one per choice, of one prompt. warnings: what the answer's `Warning` header says."""
+
+    request: ChatRequest
+    plans: tuple[Plan, ...]
+    warnings: tuple[str, ...] = ()
 
 
 class ChatPreparer:
@@ -26,11 +36,11 @@ class ChatPreparer:
         self._base = base
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
 
-    async def prepare(self, body: bytes) -> tuple[ChatRequest, Plan]:
+    async def prepare(self, body: bytes) -> Prepared:
         """Raises ApiError 400 for whatever is wrong with the body, its messages or its length."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, body)
 
-    def _prepare(self, body: bytes) -> tuple[ChatRequest, Plan]:
+    def _prepare(self, body: bytes) -> Prepared:
         request = parse(body)
         if not self._tokenizer.has_template:
             raise error(
@@ -42,7 +52,7 @@ class ChatPreparer:
             for message in request.messages
         ]
         ids = self._tokenizer.encode(self._tokenizer.render(messages))
-        return request, make_plan(request, ids, self._base, self._tokenizer.eos_ids)
+        return Prepared(request, (make_plan(request, ids, self._base, self._tokenizer.eos_ids),))
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,48 +1,101 @@
 """The writer of `/v1/chat/completions`: events to a whole answer, or to SSE chunks.
 
-A stream is one role chunk, content chunks, exactly one finish chunk (usage on it, or in a chunk of its
-own when that was asked for), `[DONE]`; every chunk has the same id, `created` and model. A stream that
-the parent has opened already goes on under the parent's id without a second role chunk. A failure after
-the first byte is an error event that ends the stream.
+A stream is one role chunk per choice, chunks of what is said, exactly one finish chunk per choice (usage on
+the last of them, or in a chunk of its own when that was asked for), `[DONE]`; every chunk has the same id,
+`created` and model, and speaks of one choice. A stream that the parent has opened already goes on under the
+parent's id without a second role chunk. A failure after the first byte is an error event that ends the
+stream. Log-probabilities go with the next chunk of their choice: text may be held back, they needn't be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from mlxpool.shared import errors
-from mlxpool.worker.text.events import Event, Failure, Finish, FinishReason, Text, Usage
+from mlxpool.worker.text.events import (
+    Event,
+    Failure,
+    Finish,
+    FinishReason,
+    Logprobs,
+    Reasoning,
+    Text,
+    TextEvent,
+    TokenLogprob,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    Usage,
+)
+from mlxpool.worker.wire.usage import UsageBody, usage_body
 
 DONE = b"data: [DONE]\n\n"
 
+# A row's event with the place of its choice.
+Said = tuple[int, Event]
 
-class PromptTokensDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int
+
+class LikelyToken(msgspec.Struct, frozen=True):
+    """bytes: UTF-8, because a token may be half a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
 
 
-class UsageBody(msgspec.Struct, frozen=True):
-    """Token counts as OpenAI names them; the same streamed or not."""
+class TokenLikelihood(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[LikelyToken]
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+
+class LogprobsBody(msgspec.Struct, frozen=True):
+    """One entry per sampled token, those of reasoning and calls included."""
+
+    content: list[TokenLikelihood]
+    refusal: None = None
+
+
+class CalledFunction(msgspec.Struct, frozen=True, omit_defaults=True):
+    """arguments: JSON text, or the next piece of it. name: with the call's first piece only."""
+
+    arguments: str
+    name: str | None = None
+
+
+class ToolCallBody(msgspec.Struct, frozen=True):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    index: int
+    function: CalledFunction
+    id: str | None = None
+    type: str | None = None
 
 
 class Message(msgspec.Struct, frozen=True):
+    """content is null where the model only called functions. reasoning has two names among clients."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: tuple[ToolCallBody, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Choice(msgspec.Struct, frozen=True):
     index: int
     message: Message
     finish_reason: FinishReason
-    logprobs: None = None
+    logprobs: LogprobsBody | None
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,13 +112,16 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: Delta
     finish_reason: FinishReason | None = None
-    logprobs: None = None
+    logprobs: LogprobsBody | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,97 +135,198 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
 
 
-def usage_body(usage: Usage) -> UsageBody:
-    """`Usage` in the protocol's shape."""
-    return UsageBody(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
-    )
+class _Row:
+    """What a choice has said so far: `said` merged, for a whole answer; the rest for both ways."""
+
+    def __init__(self) -> None:
+        self.said: list[TextEvent] = []
+        self.logprobs: list[Logprobs] = []
+        self.usage = Usage(0, 0)
+        self.reason: FinishReason | None = None
 
 
 class ChatAnswer:
-    """One answer, whole or streamed; feed it the row's events in order. `ended` after the terminal one."""
+    """One answer, whole or streamed; feed it the rows' events in order. `ended` after the last one."""
 
-    def __init__(self, answer_id: str, created: int, model: str, include_usage: bool) -> None:
+    def __init__(
+        self, answer_id: str, created: int, model: str, include_usage: bool, choices: int = 1
+    ) -> None:
         self.ended = False
         self._id, self._created, self._model = answer_id, created, model
         self._include_usage = include_usage
-        self._usage = Usage(0, 0)
+        self._rows = [_Row() for _ in range(choices)]
         self._encoder = msgspec.json.Encoder()
 
-    def opening(self) -> bytes:
-        """The role chunk, for a stream that nobody has opened yet."""
-        return self._chunk(Delta(role="assistant", content=""))
+    def opening(self, opened: bool = False) -> bytes:
+        """Role chunks; opened: the parent has written the first choice's."""
+        role = Delta(role="assistant", content="")
+        return b"".join(self._chunk(index, role) for index in range(int(opened), len(self._rows)))
 
     def keep_alive(self) -> bytes:
         """A chunk that says nothing and is like all the others."""
-        return self._chunk(Delta())
+        return self._chunk(0, Delta())
 
-    def write(self, events: Iterable[Event]) -> bytes:
-        """Whole SSE events for these; texts that came together go out together."""
+    def write(self, said: Iterable[Said]) -> bytes:
+        """Whole SSE events for these; what came together goes out together."""
         out: list[bytes] = []
-        texts: list[str] = []
-        for event in events:
-            if isinstance(event, Text):
-                texts.append(event.text)
-                continue
-            if texts:
-                out.append(self._chunk(Delta(content="".join(texts))))
-                texts = []
+        for index, event in self._without_logprobs(said):
+            row = self._rows[index]
             match event:
                 case Usage():
-                    self._usage = event
+                    row.usage = event
                 case Finish(reason):
-                    out.append(self._ending(reason))
+                    out.append(self._finish(index, reason))
                 case Failure(err):
                     self.ended = True
                     out.append(errors.stream_event(err))
-        if texts:
-            out.append(self._chunk(Delta(content="".join(texts))))
+                    break
+                case ToolCallEnd():
+                    pass
+                case _:
+                    out.append(self._chunk(index, _delta(event)))
         return b"".join(out)
 
-    def whole(self, events: Iterable[Event]) -> bytes:
+    def whole(self, said: Iterable[Said]) -> bytes:
         """The JSON body of a complete answer. Raises the ApiError of a Failure among the events."""
-        texts: list[str] = []
-        reason: FinishReason = "stop"
-        for event in events:
+        for index, event in self._without_logprobs(said):
+            row = self._rows[index]
             match event:
-                case Text(text):
-                    texts.append(text)
                 case Usage():
-                    self._usage = event
-                case Finish(ended):
-                    reason = ended
+                    row.usage = event
+                case Finish(reason):
+                    row.reason = reason
                 case Failure(err):
                     raise err
-        choice = Choice(0, Message("assistant", "".join(texts)), reason)
+                case Text() | Reasoning() | ToolCallStart() | ToolCallArguments() | ToolCallEnd():
+                    row.said.append(event)
         return self._encoder.encode(
             Completion(
                 id=self._id,
                 created=self._created,
                 model=self._model,
-                choices=(choice,),
-                usage=usage_body(self._usage),
+                choices=tuple(
+                    Choice(index, _message(row.said), row.reason or "stop", _logprobs_body(row.logprobs))
+                    for index, row in enumerate(self._rows)
+                ),
+                usage=usage_body(row.usage for row in self._rows),
             )
         )
 
-    def _ending(self, reason: FinishReason) -> bytes:
+    def _without_logprobs(self, said: Iterable[Said]) -> list[Said]:
+        """The other events, merged; log-probabilities are put aside for the next chunk of their choice."""
+        rest: list[Said] = []
+        for index, event in said:
+            if isinstance(event, Logprobs):
+                self._rows[index].logprobs.append(event)
+            else:
+                rest.append((index, event))
+        return _merged(rest)
+
+    def _finish(self, index: int, reason: FinishReason) -> bytes:
+        self._rows[index].reason = reason
+        if any(row.reason is None for row in self._rows):
+            return self._chunk(index, Delta(), reason)
         self.ended = True
-        usage = usage_body(self._usage)
+        usage = usage_body(row.usage for row in self._rows)
         if not self._include_usage:
-            return self._chunk(Delta(), reason, usage) + DONE
-        last = self._event((), usage)
-        return self._chunk(Delta(), reason) + last + DONE
+            return self._chunk(index, Delta(), reason, usage) + DONE
+        return self._chunk(index, Delta(), reason) + self._event((), usage) + DONE
 
     def _chunk(
-        self, delta: Delta, reason: FinishReason | None = None, usage: UsageBody | None = None
+        self, index: int, delta: Delta, reason: FinishReason | None = None, usage: UsageBody | None = None
     ) -> bytes:
+        row = self._rows[index]
+        logprobs, row.logprobs = _logprobs_body(row.logprobs), []
         # Who asked for usage in a chunk of its own gets null in all the others, as the protocol has it.
         absent = None if self._include_usage else msgspec.UNSET
-        return self._event((ChunkChoice(0, delta, reason),), absent if usage is None else usage)
+        choice = ChunkChoice(index, delta, reason, logprobs)
+        return self._event((choice,), absent if usage is None else usage)
 
     def _event(self, choices: tuple[ChunkChoice, ...], usage: UsageBody | msgspec.UnsetType | None) -> bytes:
         chunk = Chunk(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
         return b"data: " + self._encoder.encode(chunk) + b"\n\n"
+
+
+def _merged(said: Iterable[Said]) -> list[Said]:
+    """The same, with pieces of one text that follow each other as one piece, choice by choice."""
+    merged: list[Said] = []
+    last: dict[int, int] = {}  # choice → place of its last piece of text
+    for index, event in said:
+        place = last.get(index)
+        if place is not None and (joined := _joined(merged[place][1], event)) is not None:
+            merged[place] = (index, joined)
+            continue
+        last[index] = len(merged)
+        merged.append((index, event))
+    return merged
+
+
+def _joined(one: Event, two: Event) -> Event | None:
+    match one, two:
+        case Text(a), Text(b):
+            return Text(a + b)
+        case Reasoning(a), Reasoning(b):
+            return Reasoning(a + b)
+        case ToolCallArguments(index, a), ToolCallArguments(other, b) if index == other:
+            return ToolCallArguments(index, a + b)
+    return None
+
+
+def _delta(event: Event) -> Delta:
+    match event:
+        case Reasoning(text):
+            return Delta(reasoning=text, reasoning_content=text)
+        case ToolCallStart(index, call_id, name):
+            return Delta(tool_calls=(ToolCallDelta(index, CalledFunction("", name), call_id, "function"),))
+        case ToolCallArguments(index, text):
+            return Delta(tool_calls=(ToolCallDelta(index, CalledFunction(text)),))
+        case Text(text):
+            return Delta(content=text)
+    raise AssertionError(f"not a piece of an answer: {event}")
+
+
+def _message(said: Sequence[TextEvent]) -> Message:
+    text = "".join(event.text for event in said if isinstance(event, Text))
+    reasoning = "".join(event.text for event in said if isinstance(event, Reasoning)) or msgspec.UNSET
+    calls = tuple(
+        ToolCallBody(
+            start.id,
+            CalledFunction(
+                "".join(
+                    event.text
+                    for event in said
+                    if isinstance(event, ToolCallArguments) and event.index == start.index
+                ),
+                start.name,
+            ),
+        )
+        for start in said
+        if isinstance(start, ToolCallStart)
+    )
+    return Message(
+        role="assistant",
+        content=text if text or not calls else None,
+        reasoning=reasoning,
+        reasoning_content=reasoning,
+        tool_calls=calls or msgspec.UNSET,
+    )
+
+
+def _logprobs_body(tokens: Sequence[Logprobs]) -> LogprobsBody | None:
+    if not tokens:
+        return None
+    return LogprobsBody(
+        [
+            TokenLikelihood(
+                entry.chosen.token,
+                entry.chosen.logprob,
+                list(entry.chosen.data),
+                [_likely(token) for token in entry.top],
+            )
+            for entry in tokens
+        ]
+    )
+
+
+def _likely(token: TokenLogprob) -> LikelyToken:
+    return LikelyToken(token.token, token.logprob, list(token.data))
