@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from mlxpool.shared.api.chat import ChatMessage, ChatRequest
+from mlxpool.shared.api.chat import ChatRequest
+from mlxpool.shared.api.messages import ChatMessage
 from mlxpool.shared.control import Launch
 from mlxpool.shared.errors import ApiError
-from mlxpool.worker.request.plan import Plan, defaults, make_plan
+from mlxpool.worker.request.plan import Plan, Prompt, Vocabulary, defaults, make_plans
+from mlxpool.worker.text.format import AnswerFormat
 
-EOS = frozenset({2})
+VOCABULARY = Vocabulary(500, frozenset({2}), (10,))
 
 
 def launch(**fields: Any) -> Launch:
@@ -26,7 +28,18 @@ def plan(
     prompt: int = 10, config: dict[str, Any] | None = None, of: Launch | None = None, **fields: Any
 ) -> Plan:
     request = ChatRequest(messages=(ChatMessage("user", "x"),), **fields)
-    return make_plan(request, list(range(prompt)), defaults(of or launch(), config or {}), EOS)
+    return plans_of(request, prompt, config, of)[0]
+
+
+def plans_of(
+    request: ChatRequest,
+    prompt: int = 10,
+    config: dict[str, Any] | None = None,
+    of: Launch | None = None,
+    reasons: bool = True,
+) -> tuple[Plan, ...]:
+    asked = Prompt(tuple(range(prompt)), AnswerFormat(stops=request.stop), reasons)
+    return make_plans(request, asked, defaults(of or launch(), config or {}), VOCABULARY)
 
 
 def test_a_request_beats_the_launch_beats_the_folder_beats_the_default() -> None:
@@ -45,7 +58,13 @@ def test_a_request_beats_the_launch_beats_the_folder_beats_the_default() -> None
 
 @pytest.mark.parametrize("junk", ["hot", None, True, -1, 1e9, [1]])
 def test_nonsense_in_the_folder_is_ignored(junk: object) -> None:
-    config = {"temperature": junk, "top_p": junk, "top_k": junk if junk != 1e9 else -5, "min_p": junk}
+    config = {
+        "temperature": junk,
+        "top_p": junk,
+        "top_k": junk if junk != 1e9 else -5,
+        "min_p": junk,
+        "repetition_penalty": junk,
+    }
     assert plan(config=config, seed=1) == plan(seed=1)
 
 
@@ -81,3 +100,46 @@ def test_seeds_are_kept_or_drawn_fresh() -> None:
     assert plan(seed=5).sampling.seed == 5
     assert plan(seed=-1).sampling.seed == 2**64 - 1
     assert len({plan().sampling.seed for _ in range(100)}) == 100
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest(messages=(ChatMessage("user", "x"),), **fields)
+
+
+def test_without_reasoning_a_folders_temperature_is_at_most_the_servers_default() -> None:
+    hot = {"temperature": 1.0}
+    assert plans_of(chat(), config=hot, reasons=False)[0].sampling.temperature == 0.7
+    assert plans_of(chat(), config={"temperature": 0.2}, reasons=False)[0].sampling.temperature == 0.2
+    assert plans_of(chat(temperature=1.5), config=hot, reasons=False)[0].sampling.temperature == 1.5
+    told = launch(temperature=1.2)
+    assert plans_of(chat(), config=hot, of=told, reasons=False)[0].sampling.temperature == 1.2
+    assert plans_of(chat(), config=hot)[0].sampling.temperature == 1.0
+
+
+def test_each_choice_has_a_seed_of_its_own_and_the_first_the_requests() -> None:
+    plans = plans_of(chat(n=4, seed=7))
+    seeds = [plan.sampling.seed for plan in plans]
+    assert seeds[0] == 7
+    assert len(set(seeds)) == 4
+    assert plans_of(chat(n=4, seed=7)) == plans
+    assert plans_of(chat(n=2, seed=7)) == plans[:2]
+    assert all(plan.ids == plans[0].ids for plan in plans)
+
+
+@pytest.mark.parametrize("token", [-1, 500, 10**12])
+def test_a_bias_on_a_token_that_there_is_not_is_refused_by_its_number(token: int) -> None:
+    with pytest.raises(ApiError, match=f"{token}; this model's tokens are 0 to 499") as caught:
+        plans_of(chat(logit_bias=((3, 1.0), (token, 1.0))))
+    assert caught.value.param == "logit_bias"
+
+
+def test_penalties_and_xtc_are_the_requests_or_off() -> None:
+    sampling = plan(presence_penalty=0.5, frequency_context=0, xtc_probability=0.3).sampling
+    assert (sampling.presence_penalty, sampling.presence_context) == (0.5, 20)
+    assert (sampling.frequency_penalty, sampling.frequency_context) == (0.0, 0)
+    assert (sampling.xtc_probability, sampling.xtc_threshold) == (0.3, 0.1)
+    assert plan(config={"repetition_penalty": 1.05}).sampling.repetition_penalty == 1.05
+    assert (
+        plan(config={"repetition_penalty": 1.05}, repetition_penalty=1.0).sampling.repetition_penalty == 1.0
+    )
+    assert plan().xtc_keeps == (10,)

@@ -3,13 +3,15 @@
 A plan is decided once, before the engine sees it, and nothing in it changes afterwards. The precedence of
 a sampling setting is request, then the launch's (command line and config), then the model folder's
 generation_config.json, then the server's own default. A seed that was not asked for is drawn fresh for
-every request, so two identical requests in one millisecond differ.
+every request, so two identical requests in one millisecond differ. Each choice of a request is a plan of
+its own, alike but for the seed: the first has the request's, so that `n` doesn't change it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -68,7 +70,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Defaults(msgspec.Struct, frozen=True):
-    """What applies where a request says nothing; `context` is the enforced limit in tokens."""
+    """What applies where a request says nothing; `context` is the enforced limit in tokens.
+
+    calm_temperature: what `temperature` becomes for an answer without reasoning: folders of models that
+    reason name one that suits reasoning."""
 
     context: int
     max_tokens: int | None
@@ -76,6 +81,24 @@ class Defaults(msgspec.Struct, frozen=True):
     top_p: float
     top_k: int
     min_p: float
+    repetition_penalty: float
+    calm_temperature: float
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """What a request's messages came to. reasons: False where reasoning was switched off."""
+
+    ids: tuple[int, ...]
+    format: AnswerFormat
+    reasons: bool = True
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """What a plan needs of the tokenizer. size: ids there are. newline: the ids of a bare newline."""
+
+    size: int
+    eos_ids: frozenset[int]
+    newline: tuple[int, ...] = ()
 
 
 def _number(config: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
@@ -93,22 +116,26 @@ def _first(*values: _T | None, default: _T) -> _T:
 def defaults(launch: Launch, generation_config: Mapping[str, Any]) -> Defaults:
     """The launch's settings over the folder's over the server's own."""
     top_k = _number(generation_config, "top_k", 0, 2**31)
+    own = _number(generation_config, "temperature", 0, 2)
+    temperature = _first(launch.temperature, own, default=DEFAULT_TEMPERATURE)
     return Defaults(
         context=launch.context,
         max_tokens=launch.max_tokens,
-        temperature=_first(
-            launch.temperature,
-            _number(generation_config, "temperature", 0, 2),
-            default=DEFAULT_TEMPERATURE,
-        ),
+        temperature=temperature,
         top_p=_first(launch.top_p, _number(generation_config, "top_p", 1e-6, 1), default=DEFAULT_TOP_P),
         top_k=_first(launch.top_k, None if top_k is None else int(top_k), default=0),
         min_p=_first(_number(generation_config, "min_p", 0, 1), default=0.0),
+        repetition_penalty=_first(_number(generation_config, "repetition_penalty", 1e-6, 10), default=1.0),
+        calm_temperature=min(temperature, DEFAULT_TEMPERATURE) if launch.temperature is None else temperature,
     )
 
 
-def make_plan(request: ChatRequest, ids: Sequence[int], base: Defaults, eos_ids: frozenset[int]) -> Plan:
-    """A plan for `ids`. Raises ApiError 400 when the prompt leaves no room for one token."""
+def make_plans(
+    request: ChatRequest, prompt: Prompt, base: Defaults, vocabulary: Vocabulary
+) -> tuple[Plan, ...]:
+    """A plan per choice. Raises ApiError 400 when the prompt leaves no room for one token, or when
+    logit_bias names a token that there is not."""
+    ids = prompt.ids
     if not ids:
         raise error("invalid_request", "these messages make an empty prompt", param="messages")
     room = base.context - len(ids)
@@ -119,19 +146,50 @@ def make_plan(request: ChatRequest, ids: Sequence[int], base: Defaults, eos_ids:
             f"included; send at most {base.context - 1} prompt tokens",
             param="messages",
         )
+    for token, _ in request.logit_bias:
+        if not 0 <= token < vocabulary.size:
+            raise error(
+                "invalid_request",
+                f"logit_bias names token {token}; this model's tokens are 0 to {vocabulary.size - 1}",
+                param="logit_bias",
+            )
     ceiling = _first(request.max_tokens, base.max_tokens, default=room)
-    seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
-    return Plan(
-        ids=tuple(ids),
+    first = Plan(
+        ids=ids,
         max_tokens=min(ceiling, room),
         limited=request.max_tokens is not None or base.max_tokens is not None,
-        sampling=Sampling(
-            temperature=_first(request.temperature, default=base.temperature),
-            top_p=_first(request.top_p, default=base.top_p),
-            top_k=_first(request.top_k, default=base.top_k),
-            min_p=_first(request.min_p, default=base.min_p),
-            seed=seed,
-        ),
-        eos_ids=eos_ids,
-        format=AnswerFormat(stops=request.stop),
+        sampling=_sampling(request, prompt, base),
+        eos_ids=vocabulary.eos_ids,
+        format=prompt.format,
+        top_logprobs=request.top_logprobs,
+        xtc_keeps=vocabulary.newline,
     )
+    return (first, *(_sibling(first, place) for place in range(1, request.n)))
+
+
+def _sampling(request: ChatRequest, prompt: Prompt, base: Defaults) -> Sampling:
+    return Sampling(
+        temperature=_first(
+            request.temperature, default=base.temperature if prompt.reasons else base.calm_temperature
+        ),
+        top_p=_first(request.top_p, default=base.top_p),
+        top_k=_first(request.top_k, default=base.top_k),
+        min_p=_first(request.min_p, default=base.min_p),
+        seed=secrets.randbits(64) if request.seed is None else request.seed % 2**64,
+        repetition_penalty=_first(request.repetition_penalty, default=base.repetition_penalty),
+        repetition_context=_first(request.repetition_context, default=DEFAULT_PENALTY_CONTEXT),
+        presence_penalty=_first(request.presence_penalty, default=0.0),
+        presence_context=_first(request.presence_context, default=DEFAULT_PENALTY_CONTEXT),
+        frequency_penalty=_first(request.frequency_penalty, default=0.0),
+        frequency_context=_first(request.frequency_context, default=DEFAULT_PENALTY_CONTEXT),
+        xtc_probability=_first(request.xtc_probability, default=0.0),
+        xtc_threshold=_first(request.xtc_threshold, default=DEFAULT_XTC_THRESHOLD),
+        logit_bias=request.logit_bias,
+    )
+
+
+def _sibling(plan: Plan, place: int) -> Plan:
+    """The plan of another choice: a seed that neither this one's draws nor another sibling's come near."""
+    digest = hashlib.blake2b(f"{plan.sampling.seed}:{place}".encode(), digest_size=8).digest()
+    sampling = msgspec.structs.replace(plan.sampling, seed=int.from_bytes(digest, "big"))
+    return msgspec.structs.replace(plan, sampling=sampling)

@@ -14,7 +14,8 @@ import msgspec
 from mlxpool.shared.api.chat import ChatRequest, parse
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import error
-from mlxpool.worker.request.plan import Defaults, Plan, make_plan
+from mlxpool.worker.request.plan import Defaults, Plan, Prompt, Vocabulary, make_plans
+from mlxpool.worker.text.format import AnswerFormat
 
 # Two: one long prompt doesn't keep a short one waiting; more would only take turns at the GIL.
 _THREADS = 2
@@ -34,6 +35,10 @@ class ChatPreparer:
     def __init__(self, tokenizer: ChatTokenizer, base: Defaults) -> None:
         self._tokenizer = tokenizer
         self._base = base
+        newline = tuple(tokenizer.encode("\n"))
+        self._vocabulary = Vocabulary(
+            tokenizer.vocab_size, tokenizer.eos_ids, newline if len(newline) == 1 else ()
+        )
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
 
     async def prepare(self, body: bytes) -> Prepared:
@@ -52,7 +57,8 @@ class ChatPreparer:
             for message in request.messages
         ]
         ids = self._tokenizer.encode(self._tokenizer.render(messages))
-        return Prepared(request, (make_plan(request, ids, self._base, self._tokenizer.eos_ids),))
+        prompt = Prompt(tuple(ids), AnswerFormat(stops=request.stop))
+        return Prepared(request, make_plans(request, prompt, self._base, self._vocabulary))
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
