@@ -9,6 +9,9 @@ IS_NEW_ENOUGH := import sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
   if $$python -c '$(IS_NEW_ENOUGH)' 2>/dev/null; then echo $$python; break; fi; done)
 ARGS ?=
+# Tests mostly wait for the processes they start; a file's tests stay together and in order.
+JOBS ?= 2
+PYTEST := .venv/bin/python -m pytest -n $(JOBS) --dist loadfile
 
 # Plain mlx has a backend on macOS only; elsewhere the driver's device tells which one to take.
 ifeq ($(shell uname -s),Darwin)
@@ -54,7 +57,7 @@ up: .venv/installed-user
 
 test: .venv/installed-dev
 	@deploy/system_packages.sh test
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # mypy looks for packages in folders, and mlxpool has none of its own: links give it one.
 build/typing/mlxpool:
@@ -66,7 +69,7 @@ check: .venv/installed-dev build/typing/mlxpool
 	$(BIN)/ruff format --check .
 	MYPYPATH=build/typing $(BIN)/mypy -p mlxpool.parent -p mlxpool.worker -p mlxpool.shared
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/unit $(ARGS)
+	$(PYTEST) tests/unit $(ARGS)
 
 bench: .venv/installed-dev
 	$(BIN)/python -m tests.bench.run_all $(ARGS)

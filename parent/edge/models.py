@@ -22,6 +22,9 @@ class Capabilities(msgspec.Struct, frozen=True):
 
     chat: bool = True
     streaming: bool = True
+    tools: bool = True
+    structured_output: bool = True
+    log_probs: bool = True
     batch: bool = True
 
 

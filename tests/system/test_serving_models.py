@@ -251,7 +251,7 @@ async def test_a_load_that_only_one_client_wanted_ends_with_that_client(
         pids = served.worker_pids()
         leaver.cancel()
         await gone(pids, 1.0)
-        assert (await served.state("smollm2-135m")) == "absent"
+        await served.until_state("smollm2-135m", "absent", timeout_s=1.0)
 
 
 def truncate(folder: Path) -> None:

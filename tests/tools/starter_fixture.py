@@ -61,7 +61,9 @@ def starter_model() -> Path:
     folder = home / FOLDER_NAME
     if not folder.is_dir():
         for old in cache_root().glob(f"converted-{backend.detect()}-*"):
-            shutil.rmtree(old, ignore_errors=True)
+            # Two test processes may be here at once: the other one's stage is in the new home.
+            if old != home:
+                shutil.rmtree(old, ignore_errors=True)
         home.mkdir(parents=True, exist_ok=True)
         staged = Path(tempfile.mkdtemp(dir=home))
         subprocess.run(
