@@ -5,14 +5,12 @@ One pass of msgspec over the bytes, which skips what it isn't asked for without 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
 
-from mlxpool.shared.api.read import invalid, quoted
-from mlxpool.shared.errors import ApiError, error
-from mlxpool.shared.units import parse_duration
+from mlxpool.shared.api.read import invalid, keep_alive, quoted
+from mlxpool.shared.errors import error
 
 
 class _Head(msgspec.Struct):
@@ -44,32 +42,5 @@ def read_head(body: bytes) -> Head:
     except RecursionError:
         raise error("invalid_request", "the body is nested too deeply") from None
     if raw.model is not None and not isinstance(raw.model, str):
-        raise _wrong("model", raw.model, "a string")
-    return Head(raw.model, raw.stream is True, _keep_alive(raw.keep_alive))
-
-
-def _keep_alive(value: Any) -> float | None:
-    """Seconds, or a duration like "5m"; negative keeps the model for ever, 0 lets it go at once."""
-    if value is None:
-        return None
-    allowed = 'seconds, a duration like "15m", 0, or -1 for ever'
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise _wrong("keep_alive", value, allowed)
-    if isinstance(value, str) and value.strip().startswith("-"):
-        negative = value.strip()[1:]
-        try:
-            parse_duration(negative)
-        except ValueError:
-            raise _wrong("keep_alive", value, allowed) from None
-        return -1.0
-    if not isinstance(value, str) and value < 0:
-        return -1.0
-    try:
-        seconds = parse_duration(value)
-    except (ValueError, OverflowError):
-        raise _wrong("keep_alive", value, allowed) from None
-    return seconds if math.isfinite(seconds) else -1.0
-
-
-def _wrong(field: str, value: Any, allowed: str) -> ApiError:
-    return invalid(field, f"{field} is {quoted(value)}; use {allowed}")
+        raise invalid("model", f"model is {quoted(raw.model)}; use a string")
+    return Head(raw.model, raw.stream is True, keep_alive(raw.keep_alive))

@@ -1,20 +1,34 @@
 """Typed readers for one field of a request body: the value, or an ApiError that says what would work.
 
 JSON says `true` where Python would take 1, `1e999` where a number is meant, and nesting without an end;
-each reader refuses what its field can't mean, naming the field and the value.
+each reader refuses what its field can't mean, naming the field and the value. They know no protocol: what
+the fields of one are called and mean is said elsewhere. Half of a surrogate pair never gets here: it is no
+UTF-8, and the decoder refuses it wherever in a body it stands.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.shared.text import QUOTED_CHARS, cut
+from mlxpool.shared.units import parse_duration
+
+# A body is decoded, rendered, compared and encoded again by recursive code: this leaves a hundred of Python's
+# thousand frames to whoever does so. A schema takes two levels for each of its own.
+NESTING_LIMIT_LEVELS = 900
+
+# A high surrogate that no low one follows, or a low one: no text, though JSON can spell it.
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 
 
 def invalid(param: str, message: str) -> ApiError:
@@ -36,19 +50,56 @@ def json_object(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except RecursionError as err:
-        raise error("invalid_request", "the body is nested too deeply to be a request") from err
+        raise _too_deep() from err
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
-        raise error("invalid_request", f"the body is not valid JSON: {err}") from err
+        hint = "; half of a surrogate pair is no text" if _LONE_SURROGATE.search(body) else ""
+        raise error("invalid_request", f"the body is not valid JSON: {err}{hint}") from err
     if not isinstance(value, dict):
         raise error("invalid_request", f"the body must be a JSON object, not {quoted(value)}")
+    if not is_shallow(value):
+        raise _too_deep()
     return value
 
 
-def unknown_field(name: str, known: Collection[str]) -> ApiError:
+def _too_deep() -> ApiError:
+    return error(
+        "invalid_request",
+        f"the body is nested too deeply to be a request; at most {NESTING_LIMIT_LEVELS} levels work",
+    )
+
+
+def is_shallow(value: object, levels: int = NESTING_LIMIT_LEVELS) -> bool:
+    """Whether objects and lists nest in each other at most `levels` deep."""
+    held = [value]
+    for _ in range(levels + 1):
+        held = [
+            inner
+            for item in held
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+            if isinstance(inner, dict | list)
+        ]
+        if not held:
+            return True
+    return False
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    """400 unsupported_parameter about `param`."""
+    return error("unsupported_parameter", message, param=param)
+
+
+_NO_ADVICE: Mapping[str, str] = {}
+
+
+def unknown_field(name: str, known: Collection[str], advice: Mapping[str, str] = _NO_ADVICE) -> ApiError:
     """400 for a field nobody knows, with the nearest known one, or all of them, the nearest first.
 
-    known: what may be sent; a field that would be refused too is no advice.
+    known: what may be sent; a field that would be refused too is no advice. advice: what to send instead of
+    a name that others give to something known.
     """
+    if name in advice:
+        return unsupported(name, f"unknown field {quoted(name)}; send {advice[name]} instead")
     # Comparing takes memory for each character, and nothing near is longer than this.
     asked = name[:QUOTED_CHARS]
     nearest = difflib.get_close_matches(asked, known, n=1)
@@ -62,7 +113,44 @@ def unknown_field(name: str, known: Collection[str]) -> ApiError:
             return -matcher.ratio(), field
 
         hint = f"known fields: {', '.join(sorted(known, key=distance))}"
-    return error("unsupported_parameter", f"unknown field {quoted(name)}; {hint}", param=name)
+    return unsupported(name, f"unknown field {quoted(name)}; {hint}")
+
+
+def only(where: str, fields: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse the first field of the object at `where` that is not among `known`."""
+    for name in fields:
+        if name not in known:
+            err = unknown_field(name, known)
+            raise unsupported(f"{where}.{name}", f"{where}: {err.message}")
+
+
+def mapping(name: str, value: object, like: str = "") -> dict[str, Any]:
+    """An object. like: how one looks, for the message."""
+    if not isinstance(value, dict):
+        example = f" like {like}" if like else ""
+        raise invalid(name, f"{name} must be an object{example}, not {quoted(value)}")
+    return value
+
+
+def string(name: str, value: object) -> str | None:
+    """Text; null is None."""
+    if value is None or isinstance(value, str):
+        return value
+    raise invalid(name, f"{name} must be a string, not {quoted(value)}")
+
+
+def filled(name: str, value: object) -> str:
+    """Text that is not empty."""
+    if isinstance(value, str) and value:
+        return value
+    raise invalid(name, f"{name} must be a non-empty string, not {quoted(value)}")
+
+
+def name_of(name: str, value: object, allowed: Sequence[str]) -> str:
+    """One of the names in `allowed`."""
+    if isinstance(value, str) and value in allowed:
+        return value
+    raise invalid(name, f"{name} must be one of {', '.join(allowed)}, not {quoted(value)}")
 
 
 def boolean(name: str, value: object, default: bool) -> bool:
@@ -99,3 +187,32 @@ def number(name: str, value: object, low: float, high: float, *, above_low: bool
         lower = f"more than {low:g} and at most" if above_low else f"from {low:g} to"
         raise invalid(name, f"{name} must be {lower} {high:g}, not {quoted(value)}")
     return float(value)
+
+
+def keep_alive(value: object) -> float | None:
+    """Seconds of `keep_alive`, also a duration like "5m"; negative keeps the model for ever, 0 lets it go at
+    once, null is None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _wrong_keep_alive(value)
+    if isinstance(value, str) and value.strip().startswith("-"):
+        try:
+            parse_duration(value.strip()[1:])
+        except ValueError:
+            raise _wrong_keep_alive(value) from None
+        return -1.0
+    if not isinstance(value, str) and value < 0:
+        return -1.0
+    try:
+        seconds = parse_duration(value)
+    except (ValueError, OverflowError):
+        raise _wrong_keep_alive(value) from None
+    return seconds if math.isfinite(seconds) else -1.0
+
+
+def _wrong_keep_alive(value: object) -> ApiError:
+    return invalid(
+        "keep_alive",
+        f'keep_alive is {quoted(value)}; use seconds, a duration like "15m", 0, or -1 for ever',
+    )
