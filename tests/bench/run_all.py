@@ -29,12 +29,17 @@ def main() -> int:
     """Runs, stores, prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--starter", type=Path, help="default: the one that `mlxpool pull starter` fetched")
-    parser.add_argument("--only", action="append", choices=("startup", "relay", "viewers", "page", "swap"))
+    parser.add_argument(
+        "--only", action="append", choices=("startup", "relay", "viewers", "page", "swap", "serving")
+    )
     parser.add_argument("--out", type=Path, default=common.REPO / "bench-results")
     args = parser.parse_args()
     home = Path(os.environ.get("MLXPOOL_HOME") or Path.home() / ".mlxpool")
     starter = args.starter or home / "models" / "smollm2-135m"
-    benches = {"startup": [], "relay": [], "viewers": [], "page": [], "swap": ["--starter", str(starter)]}
+    own_starter = ["--starter", str(starter)]
+    benches = {
+        "startup": [], "relay": [], "viewers": [], "page": [], "swap": own_starter, "serving": own_starter,
+    }  # fmt: skip
     documents: dict[str, Any] = {}
     failed = False
     for name in args.only or benches:
