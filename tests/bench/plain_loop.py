@@ -1,7 +1,7 @@
 """mlx-lm's own greedy loop, in a process of its own, asked over a pipe.
 
-A line of JSON on stdin, `{"prompt": [ids], "tokens": n}`, is answered by one on stdout: seconds from the first
-token to the last, and how many came after the first. Nothing is around the loop: no text, no client.
+A line of JSON on stdin, `{"prompt": [ids], "tokens": n}`, is answered by one on stdout: seconds from the
+first token to the last, and how many came after the first. Nothing is around the loop: no text, no client.
 """
 
 from __future__ import annotations
