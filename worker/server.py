@@ -192,7 +192,7 @@ class Server:
         )
         mailbox = Mailbox()
         rows = [
-            Row(plan, AnswerText(self._detokeniser(), plan.format.stops), mailbox.slot(index))
+            Row(plan, AnswerText(self._detokeniser(), plan.format), mailbox.slot(index))
             for index, plan in enumerate(prepared.plans)
         ]
         log.row = rows[0]

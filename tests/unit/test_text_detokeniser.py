@@ -16,7 +16,7 @@ def single_byte(token: int) -> bytes:
 
 
 def stream(detokeniser: ByteDetokeniser | WindowDetokeniser, ids: Sequence[int]) -> list[str]:
-    return [*(detokeniser.add(token) for token in ids), detokeniser.finish()]
+    return [*(detokeniser.push(token) for token in ids), detokeniser.flush()]
 
 
 def test_a_character_cut_over_tokens_comes_out_once_and_whole() -> None:
@@ -100,7 +100,7 @@ def test_a_window_decodes_as_the_whole_does(tokens: list[str]) -> None:
 
 def test_invalid_bytes_are_not_held_for_ever() -> None:
     detokeniser = WindowDetokeniser(sentencepiece().decode)
-    given_out = "".join(detokeniser.add(0xFF) for _ in range(100))
+    given_out = "".join(detokeniser.push(0xFF) for _ in range(100))
     assert len(given_out) >= 90
 
 
@@ -114,5 +114,5 @@ def test_tokens_without_text_are_not_gathered() -> None:
 
     detokeniser = WindowDetokeniser(decode)
     (tool,) = tokens_of(tokenizer, "<tool>")
-    assert [detokeniser.add(tool) for _ in range(100)] == [""] * 100
+    assert [detokeniser.push(tool) for _ in range(100)] == [""] * 100
     assert max(decoded) < 12

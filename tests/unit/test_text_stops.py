@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mlxpool.worker.text.answer import AnswerText
 from mlxpool.worker.text.detokeniser import ByteDetokeniser
+from mlxpool.worker.text.format import AnswerFormat
 from mlxpool.worker.text.stops import StopMatcher
 
 
@@ -17,11 +18,11 @@ def run(chunks: list[str], stops: list[str]) -> tuple[str, str | None]:
     matcher = StopMatcher(stops)
     sent = ""
     for chunk in chunks:
-        text, stop = matcher.add(chunk)
+        text, stop = matcher.push(chunk)
         sent += text
         if stop is not None:
             return sent, stop
-    return sent + matcher.finish(), None
+    return sent + matcher.flush(), None
 
 
 def split(text: str, cuts: list[int]) -> list[str]:
@@ -35,8 +36,8 @@ def test_a_stop_across_chunks_is_never_sent() -> None:
 
 def test_only_the_ambiguous_tail_is_held() -> None:
     matcher = StopMatcher(["STOP"])
-    assert matcher.add("go ST").text == "go "
-    assert matcher.add("ART").text == "START"
+    assert matcher.push("go ST").text == "go "
+    assert matcher.push("ART").text == "START"
 
 
 def test_the_earliest_match_wins_whatever_the_order_of_the_list() -> None:
@@ -61,7 +62,7 @@ def test_one_stop_cuts_where_find_does(text: str, stop: str) -> None:
 
 
 def test_a_replacement_character_at_the_end_can_complete_a_stop() -> None:
-    answer = AnswerText(ByteDetokeniser(lambda token: bytes([token])), ["x\ufffd"])
-    assert answer.add(ord("x")) == ""
-    assert answer.add(0xE2) == ""
-    assert (answer.finish(), answer.stop) == ("", "x\ufffd")
+    answer = AnswerText(ByteDetokeniser(lambda token: bytes([token])), AnswerFormat(stops=("x\ufffd",)))
+    assert answer.push(ord("x")) == []
+    assert answer.push(0xE2) == []
+    assert (answer.flush(), answer.over, answer.stop) == ([], True, "x\ufffd")

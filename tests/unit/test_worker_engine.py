@@ -91,7 +91,7 @@ class Running:
     def submit(self, of: Plan) -> tuple[Client, Row]:
         client = Client()
         row = Row(
-            of, AnswerText(ByteDetokeniser(lambda token: bytes([token % 256])), of.format.stops), client.put
+            of, AnswerText(ByteDetokeniser(lambda token: bytes([token % 256])), of.format), client.put
         )
         self.engine.submit(row)
         return client, row
@@ -142,7 +142,7 @@ async def test_an_eos_at_the_length_limit_is_a_stop_and_gives_no_text(start: Sta
     running = await start()
     free = await running.ask(plan(range(40), max_tokens=6))
     sampled: list[int] = []
-    probe = AnswerText(ByteDetokeniser(lambda token: sampled.append(token) or b""), ())  # type: ignore[func-returns-value]
+    probe = AnswerText(ByteDetokeniser(lambda token: sampled.append(token) or b""))  # type: ignore[func-returns-value]
     client = Client()
     running.engine.submit(Row(plan(range(40), max_tokens=6), probe, client.put))
     await client.ended.wait()
@@ -176,7 +176,7 @@ async def test_greedy_ids_are_those_of_mlx_lms_own_loop(
             return b"."
 
         client = Client()
-        text = AnswerText(ByteDetokeniser(note), ())
+        text = AnswerText(ByteDetokeniser(note))
         running.engine.submit(Row(plan(prompt, max_tokens=50), text, client.put))
         clients.append(client)
     for client in clients:
@@ -236,7 +236,7 @@ async def test_a_row_whose_text_fails_ends_alone(start: Start) -> None:
         raise LookupError("no such token")
 
     client = Client()
-    running.engine.submit(Row(plan(range(30)), AnswerText(ByteDetokeniser(broken), ()), client.put))
+    running.engine.submit(Row(plan(range(30)), AnswerText(ByteDetokeniser(broken)), client.put))
     await client.ended.wait()
     assert isinstance(client.events[-1], Failure)
     await other.ended.wait()
@@ -278,7 +278,7 @@ async def test_a_row_cancelled_while_the_engine_looks_for_such_rows_is_not_owed_
     running = await start()
     client = Client()
     of = plan(range(30), max_tokens=100_000, temperature=1.0)
-    row = Marked(of, AnswerText(ByteDetokeniser(lambda token: bytes([token % 256])), ()), client.put)
+    row = Marked(of, AnswerText(ByteDetokeniser(lambda token: bytes([token % 256]))), client.put)
     running.engine.submit(row)
     await until(lambda: len(client.events) > 3)
     row.looks = 0
@@ -429,7 +429,7 @@ def test_layers_that_never_read_their_offset_gather_no_graph() -> None:
 
     batch = DecodeBatch(model, make_cache, KvCost((LayerKv(8),)))
     for _ in range(2):
-        row = Row(plan([1]), AnswerText(ByteDetokeniser(lambda _: b""), ()), lambda _: None)
+        row = Row(plan([1]), AnswerText(ByteDetokeniser(lambda _: b"")), lambda _: None)
         row.cache = make_cache()
         batch.join(row)
     for _ in range(50):

@@ -31,7 +31,7 @@ from mlxpool.worker.engine.admission import KvCost, holds
 from mlxpool.worker.engine.batch import DecodeBatch
 from mlxpool.worker.engine.chunks import ChunkWidth, next_turn
 from mlxpool.worker.engine.row import Row
-from mlxpool.worker.text.events import Event, Failure, Finish, FinishReason, Text, Usage
+from mlxpool.worker.text.events import Event, Failure, Finish, FinishReason, Usage
 
 # Exit code of a worker whose engine thread died: not one that a shell or a signal uses.
 ENGINE_DIED_EXIT_CODE = 70
@@ -306,19 +306,20 @@ class Engine:
         row.ids.append(token)
         self.counters.tokens += 1
         reason: FinishReason | None = None
-        text = ""
+        events: list[Event] = []
         if token in row.plan.eos_ids:
             reason = "stop"
         else:
-            text = row.text.add(token)
-            if row.text.stop is not None:
+            events += row.text.push(token)
+            if row.text.over:
                 reason = "stop"
             elif row.emitted >= row.plan.max_tokens:
                 reason = "length"
-        if reason is not None and row.text.stop is None:
-            text += row.text.finish()
-            reason = "stop" if row.text.stop is not None else reason
-        events: list[Event] = [Text(text)] if text else []
+        if reason is not None and not row.text.over:
+            events += row.text.flush()
+            reason = "stop" if row.text.over else reason
+        if reason == "stop" and row.text.called:
+            reason = "tool_calls"
         if reason is None:
             if events:
                 self._outbox.append((row, events))

@@ -1,30 +1,133 @@
-"""One row's way from token ids to events: detokeniser, then stop matcher.
+"""One row's way from token ids to events: detokeniser, reasoning, tool calls, stop strings.
 
-The engine thread owns it. A token that ends the answer by being an eos gives no text of its own.
+A stop string is looked for in the text of the answer alone: what the model reasons and what it hands to a
+tool is not what a client reads, and ends nothing there. The engine thread owns a row's `AnswerText`. A token
+that ends the answer by being an eos gives no text of its own and is not pushed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable
 
 from mlxpool.worker.text.detokeniser import Detokeniser
+from mlxpool.worker.text.events import Reasoning, Text, TextEvent, ToolCallEnd
+from mlxpool.worker.text.format import AnswerFormat
+from mlxpool.worker.text.marks import Marks
+from mlxpool.worker.text.reasoning import REASONING_FAMILIES, ReasoningSplitter
 from mlxpool.worker.text.stops import StopMatcher
+from mlxpool.worker.text.tools.families import TOOL_FAMILIES, Parse, make_machine
+
+# Bytes of randomness in a call's id, written in hex.
+_ID_BYTES = 12
+
+
+def new_call_id() -> str:
+    """An id no other call has."""
+    return f"call_{secrets.token_hex(_ID_BYTES)}"
 
 
 class AnswerText:
-    """Text of one answer. `stop` is the stop string met, None so far."""
+    """The events of one answer.
 
-    def __init__(self, detokeniser: Detokeniser, stops: Sequence[str]) -> None:
-        self._detokeniser = detokeniser
-        self._matcher = StopMatcher(stops)
+    source: gives each token's text, with the markers of `marks` as their characters (`TokenText`). parse:
+    mlx-lm's parser of the tool family, for the families that need one. over: the answer ends here although
+    the model would go on, because a stop string was met (`stop`) or its one call is complete. called: at
+    least one call was completed.
+    """
+
+    def __init__(
+        self,
+        source: Detokeniser,
+        answer_format: AnswerFormat = AnswerFormat(),  # noqa: B008 - frozen
+        marks: Marks | None = None,
+        parse: Parse | None = None,
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        marks = marks or Marks()
+        self.over = False
         self.stop: str | None = None
+        self.called = False
+        self._source = source
+        self._marks = marks
+        self._one_call = answer_format.one_call
+        self._stops = StopMatcher(answer_format.stops) if answer_format.stops else None
+        self._tools = None
+        ends: list[str] = []
+        if answer_format.tools is not None:
+            family = TOOL_FAMILIES[answer_format.tools]
+            self._tools = make_machine(family, answer_format.declared, marks, parse, new_id)
+            ends = [marks.form(opener) for opener in family.openers if marks.is_token(opener)]
+        self._splitter = None
+        if answer_format.reasoning is not None:
+            self._splitter = ReasoningSplitter(
+                REASONING_FAMILIES[answer_format.reasoning], marks, answer_format.starts_inside, ends
+            )
 
-    def add(self, token: int) -> str:
-        """Text that may be sent after this token; sets `stop` when the answer ends here."""
-        text, self.stop = self._matcher.add(self._detokeniser.add(token))
-        return text
+    def push(self, token: int) -> list[TextEvent]:
+        """What this token settles. Nothing once the answer is over."""
+        if self.over:
+            return []
+        return self._read(self._source.push(token))
 
-    def finish(self) -> str:
-        """The rest of the text when no stop string ended it. A held character may complete a stop."""
-        text, self.stop = self._matcher.add(self._detokeniser.finish())
-        return text if self.stop is not None else text + self._matcher.finish()
+    def flush(self) -> list[TextEvent]:
+        """The model ended its answer, or its limit did: what was held. It may complete a stop string."""
+        if self.over:
+            return []
+        events = self._read(self._source.flush())
+        if self._splitter is not None and not self.over:
+            for text, reasoning in self._splitter.flush():
+                self._sort(text, reasoning, events)
+        if self._tools is not None and not self.over:
+            self._keep(self._tools.flush(), events)
+        if self._stops is not None and not self.over:
+            self._add_text(self._stops.flush(), events)
+        return events
+
+    def _read(self, text: str) -> list[TextEvent]:
+        events: list[TextEvent] = []
+        if not text:
+            return events
+        if self._splitter is None:
+            self._sort(text, False, events)
+            return events
+        for part, reasoning in self._splitter.push(text):
+            self._sort(part, reasoning, events)
+        return events
+
+    def _sort(self, text: str, reasoning: bool, events: list[TextEvent]) -> None:
+        if self.over:
+            return
+        if reasoning:
+            text = self._marks.plain(text)
+            if text:
+                events.append(Reasoning(text))
+        elif self._tools is None:
+            self._say(self._marks.plain(text), events)
+        else:
+            self._keep(self._tools.push(text), events)
+
+    def _keep(self, made: list[TextEvent], events: list[TextEvent]) -> None:
+        """What the tool machine made, up to where the answer is over."""
+        for event in made:
+            if self.over:
+                return
+            if isinstance(event, Text):
+                self._say(event.text, events)
+                continue
+            if self._stops is not None:
+                self._add_text(self._stops.flush(), events)
+            events.append(event)
+            if isinstance(event, ToolCallEnd):
+                self.called = True
+                self.over = self._one_call
+
+    def _say(self, text: str, events: list[TextEvent]) -> None:
+        if self._stops is not None:
+            text, self.stop = self._stops.push(text)
+            self.over = self.stop is not None
+        self._add_text(text, events)
+
+    def _add_text(self, text: str, events: list[TextEvent]) -> None:
+        if text:
+            events.append(Text(text))

@@ -24,12 +24,12 @@ _HELD_IDS_LIMIT = 8
 
 
 class Detokeniser(Protocol):
-    """One row's ids to text; the row's owner calls `add` per token and `finish` once."""
+    """One row's ids to text; the row's owner calls `push` per token and `flush` at the end."""
 
-    def add(self, token: int) -> str:
+    def push(self, token: int) -> str:
         """The text that `token` settles; may be empty."""
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         """What was held; an incomplete character comes out as U+FFFD."""
 
 
@@ -44,14 +44,14 @@ class ByteDetokeniser:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._begun = False
 
-    def add(self, token: int) -> str:
+    def push(self, token: int) -> str:
         text = self._decoder.decode(self._token_bytes(token))
         if text and not self._begun:
             self._begun = True
             return text.removeprefix(" ")
         return text
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
 
 
@@ -64,7 +64,7 @@ class WindowDetokeniser:
         self._settled = 0  # ids of the window whose text has been given out
         self._settled_text = ""  # their decoding
 
-    def add(self, token: int) -> str:
+    def push(self, token: int) -> str:
         self._ids.append(token)
         text = self._decode(self._ids)
         held = len(self._ids) - self._settled
@@ -72,7 +72,7 @@ class WindowDetokeniser:
             return ""
         return self._settle(text)
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         return self._settle(self._decode(self._ids)) if self._ids else ""
 
     def _settle(self, text: str) -> str:

@@ -26,7 +26,7 @@ class StopMatcher:
         self._stops = tuple(dict.fromkeys(stops))
         self._held = ""
 
-    def add(self, text: str) -> Stopped:
+    def push(self, text: str) -> Stopped:
         """Take the next text; say what may be sent and whether a stop string was met."""
         if not self._stops or not text:
             return Stopped(text, None)
@@ -47,7 +47,7 @@ class StopMatcher:
         self._held = pending[len(pending) - keep :] if keep else ""
         return Stopped(pending[: len(pending) - keep], None)
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         """The answer ended otherwise: the held tail is text after all."""
         held, self._held = self._held, ""
         return held
