@@ -71,7 +71,7 @@ def _too_deep() -> ApiError:
 def is_shallow(value: object, levels: int = NESTING_LIMIT_LEVELS) -> bool:
     """Whether objects and lists nest in each other at most `levels` deep."""
     held = [value]
-    for _ in range(levels + 1):
+    for _ in range(levels):
         held = [
             inner
             for item in held

@@ -398,7 +398,8 @@ json_values = st.recursive(
 words = st.sampled_from([
     "type", "function", "name", "arguments", "parameters", "object", "role", "user", "assistant", "tool",
     "id", "tool_calls", "tool_call_id", "content", "text", "json_schema", "json_object", "schema", "strict",
-    "json", "regex", "choice", "grammar", "enable_thinking", "thinking", "required", "auto", "{}", "[", '{"a": 1}',
+    "json", "regex", "choice", "grammar", "enable_thinking",
+    "thinking", "required", "auto", "{}", "[", '{"a": 1}',
 ])  # fmt: skip
 shaped_values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 30) | words,
