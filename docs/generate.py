@@ -1,4 +1,4 @@
-"""Writes the reference pages that are made from the code: docs/configuration.md and docs/cli.md.
+"""Writes the reference pages that are made from the code: configuration.md, cli.md and fields.md.
 
 `make docs` runs it; a test compares its output with the files, so a page can't fall behind.
 """
@@ -12,6 +12,11 @@ import click
 import msgspec
 
 from mlxpool.parent.cli import COMMANDS, cli
+from mlxpool.shared.api import read
+from mlxpool.shared.api.chat_fields import ADVICE, FIELDS
+from mlxpool.shared.api.structure import CHOICES_LIMIT
+from mlxpool.shared.api.template_kwargs import RESERVED
+from mlxpool.shared.api.tools import TOOLS_LIMIT
 from mlxpool.shared.config import SECTIONS, ModelSettings, keys_of, seconds_text
 
 DOCS = Path(__file__).parent
@@ -72,6 +77,96 @@ Every command finds its server by the home folder: `--home`, else `MLXPOOL_HOME`
 | 1 | the command could not do it; one line on stderr says why |
 | 2 | bad usage or bad settings; one line on stderr names what and what would work |
 | 130 | interrupted |
+"""
+
+
+_FIELDS_HEAD = """# Fields of a request
+
+{made}
+
+Every field of `POST /v1/chat/completions` is in one of the three tables below; the server checks requests
+against the same tables. Nothing is dropped silently: an unknown field, a refused one, a wrong type or value
+and fields that contradict each other are a 400 whose `param` names the field and whose message says its value
+and what would work. `null` is as if the field were not there. Where no default is given, nothing happens
+without the field.
+"""
+
+_HONOURED = """## Honoured
+
+| field | values | default | meaning |
+| --- | --- | --- | --- |
+"""
+
+_ACCEPTED = """## Accepted without effect
+
+They can't change the text of a server on this machine.
+
+| field | values | why |
+| --- | --- | --- |
+"""
+
+_REFUSED = """## Refused
+
+With a value that asks for nothing they pass; clients send those all the time.
+
+| field | asks for nothing | why, and what works |
+| --- | --- | --- |
+"""
+
+_ADVICE = """A field that others call by another name is refused with the name to send: {names}.
+"""
+
+_MESSAGES = """## Messages
+
+| role | fields | |
+| --- | --- | --- |
+| `system`, `developer` | `content` | one role under two names, anywhere in the list |
+| `user` | `content` | |
+| `assistant` | `content`, `tool_calls`, `reasoning` | `content` may be null beside one of the others |
+| `tool` | `content`, `tool_call_id` | the call may be cut away from the history |
+
+- `content` is a string, or a list of `{{"type": "text", "text": "…"}}`, which are put together with nothing
+  between them. A part of another type is refused: this model reads text only.
+- `tool_calls` are as the server gave them. `arguments` is the JSON text of an object, or the object; text
+  that holds no object is shown to the model as it is.
+- `reasoning` may be called `reasoning_content`; both together must be equal.
+- `name` goes to the template. A `tool` message without one gets that of the function it answers.
+- `refusal`, `annotations`, `audio` and `function_call`, which clients send back from answers, pass where they
+  say nothing. `cache_control` on a message or a part is accepted without effect: prefixes are found by their
+  tokens.
+- A header at the very head of the first system text that changes with each request (billing, token counts) is
+  left out, because it would make every prefix new.
+- A body may be nested {nesting} levels deep.
+"""
+
+_TOOLS = """## Tools
+
+`tools` holds at most {tools} of `{{"type": "function", "function": {{"name", "description", "parameters",
+"strict"}}}}`. A name is 1 to 128 letters, digits or `_ . : -`, once in the list. `parameters` is the JSON
+schema of an object; without it the function takes no arguments. `tool_choice` `"required"` and one function
+need declared `tools`.
+"""
+
+_FORMS = """## The form of an answer
+
+The first of these that is there decides; the others are checked too.
+
+1. `guided_grammar`
+2. `response_format` of type `json_schema`: `{{"json_schema": {{"name", "description", "schema", "strict"}}}}`.
+   The schema, with the rest, may also lie in `response_format` itself. A `schema` beside type `json_object`
+   means the same.
+3. `response_format` of type `json_object`
+4. `structured_outputs`: one of `json` (a schema, also as JSON text), `regex`, `choice`, `grammar`,
+   `json_object: true`
+5. `guided_json`
+6. `guided_regex`
+7. `guided_choice`, at most {choices} different strings
+"""
+
+_TEMPLATE = """## Variables of the template
+
+`chat_template_kwargs` may hold any variable that the model's chat template reads, but not what the server
+itself hands to it: {names}.
 """
 
 
@@ -137,6 +232,29 @@ def _command(context: click.Context, name: str, command: click.Command) -> Itera
     yield ""
 
 
+def fields() -> str:
+    """docs/fields.md."""
+    rows: dict[str, list[str]] = {"honoured": [], "accepted": [], "refused": []}
+    for name, field in FIELDS.items():
+        cells = [f"`{name}`", field.values]
+        if field.status == "honoured":
+            cells.append(field.default)
+        why = f"{field.why}; {field.instead}" if field.instead else field.why
+        rows[field.status].append("| " + " | ".join([*cells, why]).replace("\n", " ") + " |\n")
+    return "\n".join([
+        _FIELDS_HEAD.format(made=_MADE),
+        _HONOURED + "".join(rows["honoured"]),
+        _ACCEPTED + "".join(rows["accepted"]),
+        _REFUSED + "".join(rows["refused"]),
+        _ADVICE.format(names=", ".join(f"`{name}` ({known})" for name, known in ADVICE.items())),
+        _MESSAGES.format(nesting=read.NESTING_LIMIT_LEVELS),
+        _TOOLS.format(tools=TOOLS_LIMIT),
+        _FORMS.format(choices=CHOICES_LIMIT),
+        _TEMPLATE.format(names=", ".join(f"`{name}`" for name in sorted(RESERVED))),
+    ])  # fmt: skip
+
+
 if __name__ == "__main__":
+    (DOCS / "fields.md").write_text(fields(), encoding="utf-8")
     (DOCS / "configuration.md").write_text(configuration(), encoding="utf-8")
     (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")

@@ -63,7 +63,9 @@ FIELDS: dict[str, Field] = {
         "none",
     ),
     "n": honoured(sampling.CHOICES.text, "so many answers to one prompt", "1"),
-    "repetition_penalty": honoured(sampling.REPETITION.text, f"divides the logits {_PENALISES}", "1"),
+    "repetition_penalty": honoured(
+        sampling.REPETITION.text, f"more than 1 lowers the logits {_PENALISES}, as a factor", "1"
+    ),
     "repetition_context_size": honoured(sampling.PENALTY_CONTEXT.text, _WINDOW, "20"),
     "presence_penalty": honoured(sampling.PENALTY.text, f"is taken off the logits {_PENALISES}", "0"),
     "presence_context_size": honoured(sampling.PENALTY_CONTEXT.text, _WINDOW, "20"),
@@ -78,7 +80,9 @@ FIELDS: dict[str, Field] = {
         "0",
     ),
     "xtc_threshold": honoured(
-        sampling.XTC_THRESHOLD.text, "above a half no second token could pass it", "0.1"
+        sampling.XTC_THRESHOLD.text,
+        "from which probability on; above a half no second token could have it",
+        "0.1",
     ),
     "logit_bias": honoured(
         f"an object of at most {sampling.LOGIT_BIAS_LIMIT} token ids, each with a number, "

@@ -94,11 +94,9 @@ async def test_the_starter_answers_its_question_whole_and_streamed_to_curl_and_t
         assert pieces[-1].usage.prompt_tokens == usage["prompt_tokens"]
         with pytest.raises(openai.NotFoundError):
             await client.chat.completions.create(model="gpt-4", messages=messages)
-        with pytest.raises(openai.BadRequestError, match="tools"):
+        with pytest.raises(openai.BadRequestError, match="adapter"):
             await client.chat.completions.create(
-                model="smollm2-135m",
-                messages=messages,
-                tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+                model="smollm2-135m", messages=messages, extra_body={"adapter": "a"}
             )
         worker = await served.worker("smollm2-135m")
         assert worker is not None

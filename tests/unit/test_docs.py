@@ -11,6 +11,7 @@ import pytest
 
 from mlxpool.parent.cli import COMMANDS, LATER_COMMANDS
 from mlxpool.parent.edge.static import STATIC_PREFIX
+from mlxpool.shared.api.chat_fields import FIELDS
 from mlxpool.shared.config import SECTIONS, ModelSettings, keys_of
 from mlxpool.shared.errors import STATUS_OF
 
@@ -34,6 +35,18 @@ def test_the_configuration_page_is_what_make_docs_writes(generate: ModuleType) -
 
 def test_the_command_line_page_is_what_make_docs_writes(generate: ModuleType) -> None:
     assert (DOCS / "cli.md").read_text() == generate.command_line()
+
+
+def test_the_fields_page_is_what_make_docs_writes(generate: ModuleType) -> None:
+    assert (DOCS / "fields.md").read_text() == generate.fields()
+
+
+def test_every_field_of_the_table_has_its_row_under_what_becomes_of_it() -> None:
+    sections = re.split(r"^## ", (DOCS / "fields.md").read_text(), flags=re.M)
+    for title, status in (("Honoured", "honoured"), ("Accepted", "accepted"), ("Refused", "refused")):
+        (section,) = (text for text in sections if text.startswith(title))
+        rows = re.findall(r"^\| `(\w+)` \|", section, re.M)
+        assert rows == [name for name, field in FIELDS.items() if field.status == status]
 
 
 def test_every_setting_has_its_row() -> None:
