@@ -152,8 +152,8 @@ _FORMS = """## The form of an answer
 The first of these that is there decides; the others are checked too.
 
 1. `guided_grammar`
-2. `response_format` of type `json_schema`: `{{"json_schema": {{"name", "description", "schema", "strict"}}}}`.
-   The schema, with the rest, may also lie in `response_format` itself. A `schema` beside type `json_object`
+2. `response_format` of type `json_schema`, with `{{"name", "description", "schema", "strict"}}` in
+   `json_schema`. The schema, with the rest, may also lie in `response_format` itself. A `schema` beside type `json_object`
    means the same.
 3. `response_format` of type `json_object`
 4. `structured_outputs`: one of `json` (a schema, also as JSON text), `regex`, `choice`, `grammar`,

@@ -1,1 +1,1 @@
-"""Request schemas, one module per protocol, with all of their validation."""
+"""Request schemas, one module per protocol, and the readers of values that they share."""

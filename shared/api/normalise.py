@@ -18,7 +18,7 @@ from mlxpool.shared.api.messages import ChatMessage, MadeCall
 # with its line, or where a part joined without a newline begins.
 _VOLATILE = (
     # Claude Code and its SDK: a version whose end and a hash that are drawn from the request itself.
-    re.compile(r"x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\r\n]*;)*[ \t]*(?:\r?\n)*"),
+    re.compile(r"x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\r\n]*;)+[ \t]*(?:\r?\n)*"),
     # Agents that tell the model how much of its context or budget is used.
     re.compile(r"Token usage: [\d,]+/[\d,]+(?:; [\d,]+ remaining)?;?[ \t]*(?:(?:\r?\n)+|\Z)"),
     re.compile(r"USD budget: \$[\d.,]+/\$[\d.,]+(?:; \$[\d.,]+ remaining)?;?[ \t]*(?:(?:\r?\n)+|\Z)"),

@@ -232,7 +232,7 @@ def test_two_requests_that_differ_in_a_volatile_header_have_one_prefix(head: str
         "Token usage: is what you watch",
         "Token usage: 12/100 is a lot",
         "\n\nhello",
-        "x-anthropic-billing-headers matter",
+        "x-anthropic-billing-header: what it is",
     ],
 )
 def test_what_is_no_known_header_or_not_at_the_head_stays(text: str) -> None:
@@ -249,7 +249,7 @@ def test_stripping_takes_from_the_head_alone_and_once_for_all(text: str) -> None
 def test_a_header_of_ten_megabytes_is_read_in_one_pass() -> None:
     assert strip_volatile("x-anthropic-billing-header:" + " a=b;" * 2_000_000 + "\nhello") == "hello"
     endless = "x-anthropic-billing-header:" + " a=b" * 100_000
-    assert strip_volatile(endless) == endless.removeprefix("x-anthropic-billing-header: ")
+    assert strip_volatile(endless) == endless
 
 
 def test_a_header_that_is_a_message_of_its_own_goes_with_it() -> None:
