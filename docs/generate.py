@@ -153,8 +153,8 @@ The first of these that is there decides; the others are checked too.
 
 1. `guided_grammar`
 2. `response_format` of type `json_schema`, with `{{"name", "description", "schema", "strict"}}` in
-   `json_schema`. The schema, with the rest, may also lie in `response_format` itself. A `schema` beside type `json_object`
-   means the same.
+   `json_schema`. The schema, with the rest, may also lie in `response_format` itself. A `schema` beside type
+   `json_object` means the same.
 3. `response_format` of type `json_object`
 4. `structured_outputs`: one of `json` (a schema, also as JSON text), `regex`, `choice`, `grammar`,
    `json_object: true`

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from inspect import signature
 from typing import Any
 
 import msgspec
@@ -16,8 +17,11 @@ from mlxpool.shared.api.chat import ChatRequest, parse
 from mlxpool.shared.api.chat_fields import ADVICE, FIELDS
 from mlxpool.shared.api.messages import ChatMessage
 from mlxpool.shared.api.structure import Structure
+from mlxpool.shared.api.template_kwargs import RESERVED
 from mlxpool.shared.api.tools import Tool, ToolChoice
+from mlxpool.shared.chat import _TEMPLATE_TOKENS, ChatTokenizer
 from mlxpool.shared.errors import ApiError
+from mlxpool.shared.template import ChatTemplate
 from mlxpool.worker.request import plan
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -338,6 +342,12 @@ def test_a_field_with_a_long_name_is_named_by_its_beginning(where: str) -> None:
     assert f"{'x' * 78}…" in err.message
     assert len(err.message) < 1000
     assert len(err.param or "") <= 81
+
+
+def test_no_variable_of_a_client_meets_one_that_the_server_hands_to_the_template() -> None:
+    own = {*signature(ChatTokenizer.render).parameters, *signature(ChatTemplate.render).parameters}
+    assert own - {"variables"} <= RESERVED
+    assert set(_TEMPLATE_TOKENS) <= RESERVED
 
 
 DEEP_SCHEMA: dict[str, Any] = {"type": "object"}
