@@ -161,6 +161,25 @@ class ChatTokenizer:
     def has_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def template_source(self) -> str:
+        """The chat template's text, empty where there is none."""
+        return "" if self._template is None else self._template.source
+
+    @property
+    def template_reads(self) -> frozenset[str]:
+        """The variables that the chat template reads."""
+        return frozenset() if self._template is None else self._template.variables
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token's exact text, special tokens included."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token has no text of its own."""
+        return token_id in self._special_ids
+
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The prompt's text, generation prompt included unless `add_generation_prompt=False`.
 
