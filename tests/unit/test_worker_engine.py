@@ -6,7 +6,6 @@ import asyncio
 import io
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,92 +22,15 @@ from mlxpool.worker.engine import admission
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.batch import DecodeBatch, shares_passes
 from mlxpool.worker.engine.chunks import ChunkWidth
-from mlxpool.worker.engine.engine import ENGINE_DIED_EXIT_CODE, Engine, Limits, Loaded
+from mlxpool.worker.engine.engine import ENGINE_DIED_EXIT_CODE, Engine, Limits
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.load import LoadError, load
-from mlxpool.worker.request.plan import Plan, Sampling
 from mlxpool.worker.text.answer import AnswerText
 from mlxpool.worker.text.detokeniser import ByteDetokeniser
-from mlxpool.worker.text.events import Event, Failure, Finish, Text, Usage
+from mlxpool.worker.text.events import Failure, Finish, Usage
 from tests.tools import tiny_models
+from tests.tools.running_engine import Client, Running, plan, until
 from tests.tools.tiny_fixture import TinyModels
-
-
-class Faulty:
-    """A real model with a switch: the next forward pass of this shape raises."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.fail_when: Callable[[tuple[int, int]], bool] = lambda _: False
-
-    def __call__(self, tokens: Any, cache: Any) -> Any:
-        if self.fail_when(tokens.shape):
-            self.fail_when = lambda _: False
-            raise RuntimeError("out of something")
-        return self._model(tokens, cache=cache)
-
-
-class Client:
-    """Collects one row's events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.ended = asyncio.Event()
-
-    def put(self, events: Sequence[Event]) -> None:
-        self.events.extend(events)
-        if events and isinstance(events[-1], Finish | Failure):
-            self.ended.set()
-
-    @property
-    def text(self) -> str:
-        return "".join(event.text for event in self.events if isinstance(event, Text))
-
-
-def plan(prompt: Sequence[int], max_tokens: int = 20, eos: Sequence[int] = (), **sampling: Any) -> Plan:
-    settings = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1, **sampling}
-    return Plan(tuple(prompt), max_tokens, True, Sampling(**settings), frozenset(eos))
-
-
-class Running:
-    """An engine and its model; `ask` runs one row to its end."""
-
-    def __init__(self, folder: Path, batch: int = 4, width: int | None = 16) -> None:
-        self.model: Any = None
-
-        def load_faulty() -> Loaded:
-            loaded = load(folder, lambda _done, _total: None)
-            self.model = Faulty(loaded.model)
-            return Loaded(self.model, loaded.make_cache, loaded.kv, loaded.weights_bytes, loaded.dtype)
-
-        self.engine = Engine(load_faulty, Limits(batch, 1 << 30), ChunkWidth("cpu", width))
-
-    async def ready(self) -> Running:
-        self.engine.start()
-        await self.engine.loaded
-        return self
-
-    def submit(self, of: Plan) -> tuple[Client, Row]:
-        client = Client()
-        row = Row(
-            of, AnswerText(ByteDetokeniser(lambda token: bytes([token % 256])), of.format), client.put
-        )
-        self.engine.submit(row)
-        return client, row
-
-    async def ask(self, of: Plan) -> Client:
-        client, _ = self.submit(of)
-        await asyncio.wait_for(client.ended.wait(), 30)
-        return client
-
-
-async def until(check: Callable[[], bool]) -> None:
-    """Let the loop turn until the engine's thread has come so far."""
-    deadline_s = time.monotonic() + 30
-    while not check():
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0)
-
 
 Start = Callable[..., Awaitable[Running]]
 

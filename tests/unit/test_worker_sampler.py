@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
@@ -18,6 +19,7 @@ class Row:
         settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, **changes}
         self.sampling = Sampling(seed=seed, **settings)  # type: ignore[arg-type]
         self.sampled = sampled
+        self.xtc_keeps: Sequence[int] = ()
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +80,9 @@ def test_the_smallest_top_p_keeps_the_best_token(logits: mx.array, top_p: float)
 def test_the_filters_keep_what_mlx_lms_filters_keep(logits: mx.array) -> None:
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     for top_p, min_p, top_k in ((0.9, 0.02, 30), (0.5, 0.3, 400), (0.123, 0.001, 5), (0.99, 1.0, 1)):
-        settings = Row(top_p=top_p, min_p=min_p, top_k=top_k).sampling
+        row = Row(top_p=top_p, min_p=min_p, top_k=top_k)
         expected = apply_top_k(apply_min_p(apply_top_p(logprobs, top_p), min_p), top_k)
-        assert mx.array_equal(sampler._filtered(logprobs, settings), expected)
+        assert mx.array_equal(sampler._filtered(logprobs, row), expected)
 
 
 def test_a_setting_never_seen_before_compiles_nothing(logits: mx.array) -> None:
@@ -104,3 +106,25 @@ def test_draws_follow_the_distribution() -> None:
     drawn = draws(logits, [Row(seed) for seed in range(3000)])
     for token, probability in enumerate(probabilities):
         assert drawn.count(token) / 3000 == pytest.approx(probability, abs=0.04)
+
+
+def test_a_line_of_noise_is_what_its_seed_gives_alone() -> None:
+    seeds = [0, 1, 2**63, 2**64 - 1]
+    together = sampler._noise(seeds, 101)
+    for seed, line in zip(seeds, together, strict=True):
+        assert mx.array_equal(sampler._noise([seed], 101)[0], line)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"top_p": 0.9}, {"xtc_probability": 0.5}, {"temperature": 0.3}, {"temperature": 0.0}, {"top_k": 9}],
+    ids=str,
+)
+def test_rows_of_every_kind_draw_alone_what_they_draw_together(
+    logits: mx.array, settings: dict[str, float]
+) -> None:
+    company = [Row(3), Row(4, temperature=0.0), Row(5, top_p=0.5), Row(6, temperature=0.0)]
+    rows = [Row(seed, seed, **settings) for seed in range(6)]
+    alone = [draws(logits, [row])[0] for row in rows]
+    mixed = [row for pair in zip(rows, [*company, *company[:2]], strict=True) for row in pair]
+    assert draws(logits, mixed)[::2] == alone

@@ -6,9 +6,8 @@ in one call. So a cancellation, a newcomer and a running stream each wait for at
 With nothing to do it sleeps on a condition.
 
 Who owns what: the event loop calls `submit`, `cancel` and reads the counters; everything else belongs to
-the thread. A row that fails ends alone. A step that fails ends the rows that were in it, and the batch
-starts anew. A fault of the loop itself ends the process, loudly: a worker whose engine is gone must not
-look alive.
+the thread. A row that fails ends alone, a forward pass that fails ends the rows that shared it. A fault of
+the loop itself ends the process, loudly: a worker whose engine is gone must not look alive.
 """
 
 from __future__ import annotations
@@ -28,10 +27,13 @@ import msgspec
 
 from mlxpool.shared.errors import error
 from mlxpool.worker.engine.admission import KvCost, holds
+from mlxpool.worker.engine.answering import events_of
 from mlxpool.worker.engine.batch import DecodeBatch
-from mlxpool.worker.engine.chunks import ChunkWidth, next_turn
+from mlxpool.worker.engine.chunks import ChunkWidth
+from mlxpool.worker.engine.group import Sampled
+from mlxpool.worker.engine.prefill import Prefills
 from mlxpool.worker.engine.row import Row
-from mlxpool.worker.text.events import Event, Failure, Finish, FinishReason, Usage
+from mlxpool.worker.text.events import Event, Failure
 
 # Exit code of a worker whose engine thread died: not one that a shell or a signal uses.
 ENGINE_DIED_EXIT_CODE = 70
@@ -91,7 +93,6 @@ class Engine:
         self._submitted = 0  # event loop only
         # The engine thread's own:
         self._waiting: deque[Row] = deque()
-        self._prefilling: list[Row] = []
         self._outbox: list[tuple[Row, list[Event]]] = []
         self._ended = 0  # rows in the outbox that are over
 
@@ -102,11 +103,16 @@ class Engine:
 
     def submit(self, row: Row) -> None:
         """Hand a row over; its sink gets all of its events, the last one a Finish or a Failure."""
-        self._owed += 1
-        self._submitted += 1
-        row.number = self._submitted
+        self.submit_all([row])
+
+    def submit_all(self, rows: Sequence[Row]) -> None:
+        """Hand rows over that arrive together, such as the choices of one request."""
+        self._owed += len(rows)
+        for row in rows:
+            self._submitted += 1
+            row.number = self._submitted
         with self._wake:
-            self._arrived.append(row)
+            self._arrived.extend(rows)
             self._wake.notify()
 
     def cancel(self, row: Row) -> None:
@@ -148,20 +154,21 @@ class Engine:
             self._loop.call_soon_threadsafe(self.loaded.set_exception, err)
             return
         batch = DecodeBatch(loaded.model, loaded.make_cache, loaded.kv)
+        prefills = Prefills(loaded.model, loaded.make_cache, self.width)
         self._loop.call_soon_threadsafe(self.loaded.set_result, loaded)
         steps = 0
         while True:
-            self._take(idle=not (self._waiting or self._prefilling or batch.rows))
-            self._drop_cancelled(batch)
-            self._make_room(batch, loaded)
-            self._admit(batch, loaded)
-            self._prefill(batch, loaded)
+            self._take(idle=not (self._waiting or prefills.rows or batch.rows))
+            self._drop_cancelled(batch, prefills)
+            self._make_room(batch, prefills, loaded.kv)
+            self._admit(batch, prefills, loaded.kv)
+            self._prefill(batch, prefills, loaded.kv)
             if batch.rows:
-                self._decode(batch, loaded)
+                self._decode(batch, prefills.reserved_bytes(loaded.kv))
                 steps += 1
                 if steps % _CLEAR_CACHE_STEPS == 0:
                     mx.clear_cache()
-            self._read_memory(batch, loaded)
+            self._read_memory(batch, prefills, loaded.kv)
             self._flush()
 
     def _take(self, idle: bool) -> None:
@@ -174,182 +181,143 @@ class Engine:
             self._arrived.clear()
             self._nudged = False
 
-    def _drop_cancelled(self, batch: DecodeBatch) -> None:
+    def _drop_cancelled(self, batch: DecodeBatch, prefills: Prefills) -> None:
         # Looked at once: a mark may be set at any moment, and a row that leaves must also have ended.
-        gone = [row for row in (*self._waiting, *self._prefilling, *batch.rows) if row.cancelled]
+        gone = [row for row in (*self._waiting, *prefills.rows, *batch.rows) if row.cancelled]
         if not gone:
             return
         for row in gone:
             self.counters.cancelled += 1
             self._end(row, [])
         self._waiting = deque(row for row in self._waiting if row not in gone)
-        self._prefilling = [row for row in self._prefilling if row not in gone]
+        prefills.discard(gone)
         self._leave(batch, gone)
 
-    def _make_room(self, batch: DecodeBatch, loaded: Loaded) -> None:
+    def _make_room(self, batch: DecodeBatch, prefills: Prefills, cost: KvCost) -> None:
         """Rows without a limit that have grown out of the KV pool: the youngest wait again, at the front."""
-        running = sorted([*batch.rows, *self._prefilling], key=lambda row: row.number)
-        outgrown = running[self._held(running, loaded) :]
+        running = sorted([*batch.rows, *prefills.rows], key=lambda row: row.number)
+        outgrown = running[self._held(running, cost) :]
         if not outgrown:
             return
-        self._prefilling = [row for row in self._prefilling if row not in outgrown]
+        prefills.discard(outgrown)
         self._leave(batch, outgrown)
         for row in reversed(outgrown):
-            row.requeue()
-            self._waiting.appendleft(row)
+            # One that failed on its way out has ended.
+            if not row.ended:
+                row.requeue()
+                self._waiting.appendleft(row)
 
-    def _held(self, rows: Sequence[Row], loaded: Loaded) -> int:
-        return holds([row.projection() for row in rows], loaded.kv, self._limits.kv_pool_bytes)
+    def _held(self, rows: Sequence[Row], cost: KvCost) -> int:
+        return holds([row.projection() for row in rows], cost, self._limits.kv_pool_bytes)
 
-    def _admit(self, batch: DecodeBatch, loaded: Loaded) -> None:
-        """Waiting rows, first come first served, while there is a place and room in the KV pool."""
-        while self._waiting and len(batch.rows) + len(self._prefilling) < self._limits.batch:
+    def _has_room(self, rows: Sequence[Row], cost: KvCost, more_bytes: int) -> bool:
+        """Whether the pool has `more_bytes` beside what these rows may grow to."""
+        grown_bytes = sum(cost.row_bytes(row.projection().tokens()) for row in rows)
+        return grown_bytes + more_bytes <= self._limits.kv_pool_bytes
+
+    def _admit(self, batch: DecodeBatch, prefills: Prefills, cost: KvCost) -> None:
+        """Waiting rows, first come first served, while there is a place and room in the KV pool.
+
+        Prompts that are kept for rows to come give way to rows that run.
+        """
+        while self._waiting and len(batch.rows) + len(prefills.rows) < self._limits.batch:
             row = self._waiting[0]
-            rows = [*batch.rows, *self._prefilling, row]
-            if self._held(rows, loaded) < len(rows):
-                return
+            rows = [*batch.rows, *prefills.rows, row]
+            if self._held(rows, cost) < len(rows):
+                break
             self._waiting.popleft()
-            row.cache = loaded.make_cache()
             row.admitted_s = row.admitted_s or time.perf_counter()
-            self._prefilling.append(row)
+            prefills.attach(row)
+        if kept_bytes := prefills.kept_bytes(cost):
+            room = self._has_room([*batch.rows, *prefills.rows], cost, kept_bytes)
+            prefills.drop_kept(self._waiting if room else ())
 
-    def _prefill(self, batch: DecodeBatch, loaded: Loaded) -> None:
-        """One chunk of one row; rows whose prompt is done join the batch."""
-        if not self._prefilling:
+    def _prefill(self, batch: DecodeBatch, prefills: Prefills, cost: KvCost) -> None:
+        """One chunk of one prompt; rows whose prompt is done join the batch."""
+        prompt = prefills.next()
+        if prompt is None:
             return
-        row = self._prefilling[
-            next_turn(
-                [other.prefill_end - other.prefilled for other in self._prefilling],
-                [other.passed_over for other in self._prefilling],
-                self.width.tokens,
+        end = prefills.cut(prompt)
+        try:
+            if end > prompt.done:
+                prefills.run(prompt, end)
+                self.counters.progress += 1
+            if not prompt.complete:
+                return
+            keep = any(row.ids == prompt.ids for row in self._waiting) and self._has_room(
+                [*batch.rows, *prefills.rows], cost, prefills.kept_bytes(cost) + cost.row_bytes(prompt.done)
             )
-        ]
-        for other in self._prefilling:
-            other.passed_over += 1
-        row.passed_over = 0
-        end = self.width.end(row.prefilled, row.prefill_end, row.token_s)
-        try:
-            if end > row.prefilled:
-                self._run_chunk(row, end, loaded.model)
+            joining = prefills.hand_over(prompt, keep)
         except Exception as err:
             traceback.print_exc()
-            self._prefilling.remove(row)
-            self._fail(row, err)
+            for row in prompt.rows:
+                self._fail(row, err)
+            prefills.drop(prompt)
             return
-        if row.prefilled == row.prefill_end:
-            self._prefilling.remove(row)
-            self._join(batch, row)
-
-    def _join(self, batch: DecodeBatch, row: Row) -> None:
-        rows = [*batch.rows, row]
-        row.prefilled_s = row.prefilled_s or time.perf_counter()
-        try:
+        for row in joining:
+            row.prefilled_s = row.prefilled_s or time.perf_counter()
             batch.join(row)
-        except Exception as err:
-            traceback.print_exc()
-            self._fail_batch(batch, rows, err)
 
-    def _run_chunk(self, row: Row, end: int, model: Any) -> None:
-        chunk = row.ids[row.prefilled : end]
+    def _decode(self, batch: DecodeBatch, reserved_bytes: int) -> None:
+        """A step of all rows; what becomes known is said while the forward pass runs."""
         began_s = time.perf_counter()
-        model(mx.array([chunk], dtype=mx.uint32), cache=row.cache)
-        mx.eval([cache.state for cache in row.cache])
-        elapsed_s = time.perf_counter() - began_s
-        self.width.observe(len(chunk), elapsed_s)
-        row.token_s = elapsed_s / len(chunk)
-        row.prefilled = end
-        self.counters.progress += 1
-        if end == row.prefill_end:
-            mx.clear_cache()
-
-    def _decode(self, batch: DecodeBatch, loaded: Loaded) -> None:
-        began_s = time.perf_counter()
-        self._hand_out(batch, batch.take_last)
+        self._say(batch, batch.take_last())
         if batch.rows:
-            prefilling = sum(loaded.kv.row_bytes(row.projection().tokens()) for row in self._prefilling)
-            self._hand_out(batch, lambda: batch.step(self._limits.kv_pool_bytes - prefilling))
+            ended = self._say(batch, batch.step(self._limits.kv_pool_bytes - reserved_bytes))
+            batch.finish()
+            self._leave(batch, ended)
         self.counters.progress += 1
         self.counters.decode_s += time.perf_counter() - began_s
 
-    def _hand_out(self, batch: DecodeBatch, advance: Callable[[], list[tuple[Row, int]]]) -> None:
-        """Advance the batch and turn the tokens that became known into events."""
-        rows = list(batch.rows)
-        try:
-            known = advance()
-        except Exception as err:
-            traceback.print_exc()
-            self._fail_batch(batch, rows, err)
-            return
-        ended = []
-        for row, token in known:
+    def _say(self, batch: DecodeBatch, known: Sequence[Sampled]) -> list[Row]:
+        """Turn tokens into events; returns the rows that are over with them."""
+        ended: list[Row] = []
+        for sampled in known:
+            row = sampled.row
+            self.counters.tokens += 1
             try:
-                if self._emit(row, token):
-                    ended.append(row)
+                events, over = events_of(sampled, "turns" if batch.shares is False else "batch")
             except Exception as err:
                 traceback.print_exc()
                 self._fail(row, err)
                 ended.append(row)
-        self._leave(batch, ended)
+                continue
+            if over:
+                self.counters.prompt_tokens += len(row.plan.ids)
+                self._end(row, events)
+                ended.append(row)
+            elif events:
+                self._outbox.append((row, events))
+        return ended
 
     def _leave(self, batch: DecodeBatch, leaving: Sequence[Row]) -> None:
-        """Rows that are over leave the batch. What a step left pending may fail here, for those that stay."""
-        staying = [row for row in batch.rows if row not in leaving]
-        try:
-            batch.leave(leaving)
-        except Exception as err:
-            traceback.print_exc()
-            self._fail_batch(batch, staying, err)
-
-    def _emit(self, row: Row, token: int) -> bool:
-        """Turn a token into events; True when the row ends with it. An eos wins over the length limit."""
-        row.emitted += 1
-        row.ids.append(token)
-        self.counters.tokens += 1
-        reason: FinishReason | None = None
-        events: list[Event] = []
-        if token in row.plan.eos_ids:
-            reason = "stop"
-        else:
-            events += row.text.push(token)
-            if row.text.over:
-                reason = "stop"
-            elif row.emitted >= row.plan.max_tokens:
-                reason = "length"
-        if reason is not None and not row.text.over:
-            events += row.text.flush()
-            reason = "stop" if row.text.over else reason
-        if reason == "stop" and row.text.called:
-            reason = "tool_calls"
-        if reason is None:
-            if events:
-                self._outbox.append((row, events))
-            return False
-        self.counters.prompt_tokens += len(row.plan.ids)
-        events += [Usage(len(row.plan.ids), row.emitted), Finish(reason, row.text.stop)]
-        self._end(row, events)
-        return True
+        """Rows leave the batch, and with them those that a fault took out of it."""
+        gone = list(leaving)
+        while True:
+            batch.leave(gone)
+            failed = batch.take_failed()
+            if not failed:
+                return
+            for rows, err in failed:
+                for row in rows:
+                    if not row.ended:
+                        self._fail(row, err)
+            gone = [row for rows, _ in failed for row in rows]
 
     def _fail(self, row: Row, err: Exception) -> None:
         self.counters.errors += 1
         failure = error("internal_error", f"the engine failed on this request: {type(err).__name__}: {err}")
         self._end(row, [Failure(failure)])
 
-    def _fail_batch(self, batch: DecodeBatch, rows: Sequence[Row], err: Exception) -> None:
-        """A step failed: these rows were in it, and the caches may be half-written."""
-        batch.clear()
-        for row in rows:
-            self._fail(row, err)
-
     def _end(self, row: Row, events: list[Event]) -> None:
-        row.cache = []
+        row.end()
         self._ended += 1
         self._outbox.append((row, events))
 
-    def _read_memory(self, batch: DecodeBatch, loaded: Loaded) -> None:
+    def _read_memory(self, batch: DecodeBatch, prefills: Prefills, cost: KvCost) -> None:
         counters = self.counters
-        counters.rows = len(batch.rows) + len(self._prefilling)
-        prefilled = sum(loaded.kv.row_bytes(row.prefilled) for row in self._prefilling)
-        counters.kv_used_bytes = batch.held_bytes + prefilled
+        counters.rows = len(batch.rows) + len(prefills.rows)
+        counters.kv_used_bytes = batch.held_bytes + prefills.held_bytes(cost)
         counters.active_bytes = mx.get_active_memory()
         counters.peak_bytes = mx.get_peak_memory()
         counters.cache_bytes = mx.get_cache_memory()

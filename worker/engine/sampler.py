@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from mlxpool.worker.request.plan import Sampling
 
@@ -26,12 +27,18 @@ _TOP_P_LOW = 1e-7
 
 _U64 = 2**64 - 1
 
+# Makes another stream of a row's seed; any odd number far from small seeds will do.
+_XTC_STREAM = 0xD1B54A32D192ED03
+
 
 class Drawn(Protocol):
-    """What the batch knows of a row when it samples: its settings, and how many tokens it has drawn."""
+    """What a draw knows of a row: its settings, how many tokens it has drawn, what XTC never removes."""
 
     sampling: Sampling
     sampled: int
+
+    @property
+    def xtc_keeps(self) -> Sequence[int]: ...
 
 
 def mix(seed: int, position: int) -> int:
@@ -49,35 +56,81 @@ def is_greedy(sampling: Sampling) -> bool:
 
 def sample(logits: mx.array, rows: Sequence[Drawn]) -> mx.array:
     """Next tokens [rows] from logits [rows, vocabulary]; one argmax where every row is greedy."""
-    if all(is_greedy(row.sampling) for row in rows):
+    drawn = [place for place, row in enumerate(rows) if not is_greedy(row.sampling)]
+    if not drawn:
         return mx.argmax(logits, axis=-1)
-    return mx.concatenate([_draw(logits[i : i + 1], row) for i, row in enumerate(rows)])
+    if len(drawn) == len(rows):
+        return _draw(logits, rows)
+    greedy = [place for place, row in enumerate(rows) if is_greedy(row.sampling)]
+    tokens = [mx.argmax(logits[mx.array(greedy)], axis=-1)]
+    tokens.append(_draw(logits[mx.array(drawn)], [rows[place] for place in drawn]))
+    return in_order(tokens, [greedy, drawn])
 
 
-def _draw(logits: mx.array, row: Drawn) -> mx.array:
-    """One row's next token [1] from its logits [1, vocabulary]."""
-    sampling = row.sampling
-    if is_greedy(sampling):
-        return mx.argmax(logits, axis=-1)
+def in_order(parts: Sequence[mx.array], places: Sequence[Sequence[int]]) -> mx.array:
+    """Arrays of some rows each, together the rows of `places`, as one array in the order of the rows."""
+    order = np.concatenate([np.array(part) for part in places])
+    return mx.concatenate(list(parts))[mx.array(np.argsort(order))]
+
+
+def _draw(logits: mx.array, rows: Sequence[Drawn]) -> mx.array:
+    """Tokens [rows] drawn from logits [rows, vocabulary]: the likeliest after Gumbel noise (Gumbel, 1954)."""
     scores = logits.astype(mx.float32)
-    if sampling.top_p < 1 or sampling.min_p > 0 or sampling.top_k > 0:
-        # The filters read probabilities; a plain draw doesn't need them normalised.
-        scores = _filtered(scores - mx.logsumexp(scores, axis=-1, keepdims=True), sampling)
-    key = mx.random.key(mix(sampling.seed, row.sampled))
-    return mx.random.categorical(scores * (1 / sampling.temperature), key=key)
+    if any(_has_filters(row.sampling) for row in rows):
+        each = [scores[place : place + 1] for place in range(len(rows))]
+        scores = mx.concatenate([_filtered(one, row) for one, row in zip(each, rows, strict=True)])
+    rates = mx.array([[1 / row.sampling.temperature] for row in rows])
+    seeds = [mix(row.sampling.seed, row.sampled) for row in rows]
+    return mx.argmax(scores * rates + _noise(seeds, scores.shape[-1]), axis=-1)
 
 
-def _filtered(logprobs: mx.array, sampling: Sampling) -> mx.array:
-    """Log-probabilities [1, vocabulary] with what the filters drop at minus infinity."""
+def _noise(seeds: Sequence[int], vocabulary: int) -> mx.array:
+    """Gumbel noise [seeds, vocabulary], each line of its own seed (64 bits) alone."""
+    if len(seeds) == 1:
+        return mx.random.gumbel(shape=(1, vocabulary), key=mx.random.key(seeds[0]))
+    # The layout of `mx.random.key`; a line is what that key alone gives (a test compares).
+    keys = mx.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], dtype=mx.uint32)
+    lines: mx.array = mx.vmap(lambda key: mx.random.gumbel(shape=(vocabulary,), key=key))(keys)
+    return lines
+
+
+def _has_filters(sampling: Sampling) -> bool:
+    return sampling.top_p < 1 or sampling.min_p > 0 or sampling.top_k > 0 or sampling.xtc_probability > 0
+
+
+def _filtered(scores: mx.array, row: Drawn) -> mx.array:
+    """One row's log-probabilities [1, vocabulary] with what its filters drop at minus infinity."""
+    sampling = row.sampling
+    if not _has_filters(sampling):
+        return scores
+    logprobs = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
     if sampling.top_p < 1:
         logprobs = _top_p(logprobs, max(sampling.top_p, _TOP_P_LOW))
     if sampling.min_p > 0:
         best = mx.max(logprobs, axis=-1, keepdims=True)
         logprobs = _drop(logprobs, logprobs < best + math.log(sampling.min_p))
+    if sampling.xtc_probability > 0 and _xtc_comes(row):
+        logprobs = _xtc(logprobs, sampling.xtc_threshold, row.xtc_keeps)
     if 0 < sampling.top_k < logprobs.shape[-1]:
         dropped = mx.argpartition(-logprobs, kth=sampling.top_k - 1, axis=-1)[..., sampling.top_k :]
         logprobs = mx.put_along_axis(logprobs, dropped, mx.array(-math.inf), axis=-1)
     return logprobs
+
+
+def _xtc_comes(row: Drawn) -> bool:
+    """Whether XTC acts on this draw: a coin of the row's own, apart from what its draws use."""
+    return mix(row.sampling.seed ^ _XTC_STREAM, row.sampled) < row.sampling.xtc_probability * 2**64
+
+
+def _xtc(logprobs: mx.array, threshold: float, keeps: Sequence[int]) -> mx.array:
+    """All tokens above the threshold but the least likely of them dropped, unless kept."""
+    probabilities = mx.softmax(logprobs, axis=-1)
+    least = mx.where(probabilities > threshold, probabilities, math.inf).min(axis=-1, keepdims=True)
+    dropped = probabilities > least
+    kept = [token for token in keeps if token < logprobs.shape[-1]]
+    if kept:
+        dropped[..., mx.array(kept)] = False
+    return _drop(logprobs, dropped)
 
 
 def _top_p(logprobs: mx.array, top_p: float) -> mx.array:

@@ -1,0 +1,117 @@
+"""An engine in this process, with a real model whose forward pass can be made to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlxpool.worker.engine.chunks import ChunkWidth
+from mlxpool.worker.engine.constraint import Constraint
+from mlxpool.worker.engine.engine import Engine, Limits, Loaded
+from mlxpool.worker.engine.row import Row
+from mlxpool.worker.load import load
+from mlxpool.worker.request.plan import Plan, Sampling
+from mlxpool.worker.text.answer import AnswerText
+from mlxpool.worker.text.detokeniser import ByteDetokeniser
+from mlxpool.worker.text.events import Event, Failure, Finish, Logprobs, Text
+
+
+class Faulty:
+    """A real model that notes the shapes of its inputs, with a switch: the next one of this shape raises."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.shapes: list[tuple[int, int]] = []
+        self.fail_when: Callable[[tuple[int, int]], bool] = lambda _: False
+
+    def __call__(self, tokens: Any, cache: Any) -> Any:
+        self.shapes.append(tokens.shape)
+        if self.fail_when(tokens.shape):
+            self.fail_when = lambda _: False
+            raise RuntimeError("out of something")
+        return self._model(tokens, cache=cache)
+
+
+class Client:
+    """Collects one row's events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.ended = asyncio.Event()
+
+    def put(self, events: Sequence[Event]) -> None:
+        self.events.extend(events)
+        if events and isinstance(events[-1], Finish | Failure):
+            self.ended.set()
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, Text))
+
+    @property
+    def logprobs(self) -> list[Logprobs]:
+        return [event for event in self.events if isinstance(event, Logprobs)]
+
+
+def plan(
+    prompt: Sequence[int],
+    max_tokens: int = 20,
+    eos: Sequence[int] = (),
+    top_logprobs: int | None = None,
+    **sampling: Any,
+) -> Plan:
+    """A plan for these ids; greedy unless told otherwise."""
+    settings = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1, **sampling}
+    return Plan(
+        tuple(prompt), max_tokens, True, Sampling(**settings), frozenset(eos), top_logprobs=top_logprobs
+    )
+
+
+class Running:
+    """An engine and its model; `ask` runs one row to its end."""
+
+    def __init__(self, folder: Path, batch: int = 4, width: int | None = 16) -> None:
+        self.model: Any = None
+
+        def load_faulty() -> Loaded:
+            loaded = load(folder, lambda _done, _total: None)
+            self.model = Faulty(loaded.model)
+            return Loaded(self.model, loaded.make_cache, loaded.kv, loaded.weights_bytes, loaded.dtype)
+
+        self.engine = Engine(load_faulty, Limits(batch, 1 << 30), ChunkWidth("cpu", width))
+
+    async def ready(self) -> Running:
+        self.engine.start()
+        await self.engine.loaded
+        return self
+
+    def row(self, of: Plan, constraint: Constraint | None = None) -> tuple[Client, Row]:
+        client = Client()
+        text = AnswerText(ByteDetokeniser(token_bytes), of.format)
+        return client, Row(of, text, client.put, constraint, token_bytes)
+
+    def submit(self, of: Plan, constraint: Constraint | None = None) -> tuple[Client, Row]:
+        client, row = self.row(of, constraint)
+        self.engine.submit(row)
+        return client, row
+
+    async def ask(self, of: Plan, constraint: Constraint | None = None) -> Client:
+        client, _ = self.submit(of, constraint)
+        await asyncio.wait_for(client.ended.wait(), 30)
+        return client
+
+
+def token_bytes(token: int) -> bytes:
+    """A vocabulary of bytes; ids past them begin anew."""
+    return bytes([token % 256])
+
+
+async def until(check: Callable[[], bool]) -> None:
+    """Let the loop turn until the engine's thread has come so far."""
+    deadline_s = time.monotonic() + 30
+    while not check():
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0)

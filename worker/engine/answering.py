@@ -1,0 +1,47 @@
+"""From a token that became known to what the row's client hears. Owned by the engine thread."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mlxpool.worker.engine import logprobs
+from mlxpool.worker.engine.group import Sampled
+from mlxpool.worker.text.events import Event, Finish, FinishReason, Usage
+
+
+class GrammarFault(Exception):
+    """A token was sampled that the row's grammar has no place for: a fault of ours."""
+
+
+def events_of(sampled: Sampled, lane: Literal["batch", "turns"]) -> tuple[list[Event], bool]:
+    """The token's events, and whether the row ends with it. An eos wins over the length limit.
+
+    The token goes to the row's ids, to its constraint and to its text. Raises GrammarFault, and what the text
+    machines raise.
+    """
+    row, token = sampled.row, sampled.token
+    row.emitted += 1
+    row.ids.append(token)
+    if row.constraint is not None and not row.constraint.accept(token):
+        raise GrammarFault(f"the grammar has no place for token {token} at {row.emitted} of its answer")
+    events: list[Event] = []
+    reason: FinishReason | None = None
+    if token in row.plan.eos_ids:
+        reason = "stop"
+    else:
+        if sampled.reading is not None and row.token_bytes is not None:
+            events.append(logprobs.event(token, sampled.reading, row.token_bytes))
+        events += row.text.push(token)
+        if row.text.over:
+            reason = "stop"
+        elif row.emitted >= row.plan.max_tokens:
+            reason = "length"
+    if reason is None:
+        return events, False
+    if not row.text.over:
+        events += row.text.flush()
+        reason = "stop" if row.text.over else reason
+    if reason == "stop" and row.text.called:
+        reason = "tool_calls"
+    events += [Usage(len(row.plan.ids), row.emitted, lane=lane), Finish(reason, row.text.stop)]
+    return events, True

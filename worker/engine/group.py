@@ -1,0 +1,165 @@
+"""Rows that share a forward pass: their caches, what they feed next, what was sampled with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxpool.worker.engine import logprobs, masks
+from mlxpool.worker.engine.row import Row
+from mlxpool.worker.engine.sampler import in_order, sample
+
+
+class Sampled(NamedTuple):
+    """A token that became known. reading: what `logprobs.reading` packed, None where nobody asked."""
+
+    row: Row
+    token: int
+    reading: npt.NDArray[np.float32] | None
+
+
+class Fed(NamedTuple):
+    """What a group feeds to its forward pass: tokens [rows], and the readings that were made with them."""
+
+    tokens: mx.array
+    readings: dict[Row, mx.array]
+
+
+class Group:
+    """One step is `forward`, then `draw`; between the two the caches are one token ahead of `pending`.
+
+    caches: plain with one row, batch versions with more. Engine thread only.
+    """
+
+    def __init__(self, rows: list[Row], caches: list[Any], pending: Fed) -> None:
+        self.rows, self.caches, self.pending = rows, caches, pending
+        self._logits: mx.array | None = None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a draw must wait until the token before it is known."""
+        return any(row.constraint is not None for row in self.rows)
+
+    def forward(self, model: Any) -> Fed:
+        """Make the graph of the forward pass; returns what it was fed."""
+        fed = self.pending
+        self._logits = model(fed.tokens[:, None], cache=self.caches)[:, -1, :]
+        return fed
+
+    def start(self) -> None:
+        """Let the forward pass run, the draw not yet known."""
+        # Layers without rotary embedding never read their offset: unevaluated, it would gather a graph node
+        # (1.6 KB) per layer and step.
+        mx.async_eval(self._logits, *_offsets(self.caches))  # type: ignore[no-untyped-call]
+
+    def draw(self, failed: Callable[[Row, Exception], None]) -> None:
+        """Start the draws that follow the forward pass, and it too if it has not been started."""
+        logits, self._logits = self._logits, None
+        assert logits is not None
+        adjusted = [place for place, row in enumerate(self.rows) if row.adjusted]
+        readings: dict[Row, mx.array] = {}
+        if not adjusted:
+            tokens = sample(logits, self.rows)
+        elif len(adjusted) == len(self.rows):
+            tokens = self._draw_adjusted(logits, adjusted, readings, failed)
+        else:
+            plain = [place for place in range(len(self.rows)) if place not in adjusted]
+            parts = [
+                sample(logits[mx.array(plain)], [self.rows[place] for place in plain]),
+                self._draw_adjusted(logits[mx.array(adjusted)], adjusted, readings, failed),
+            ]
+            tokens = in_order(parts, [plain, adjusted])
+        self.pending = Fed(tokens, readings)
+        shaping = [row.shaping.state for row in self.rows if row.shaping is not None]
+        mx.async_eval(  # type: ignore[no-untyped-call]
+            tokens, list(readings.values()), shaping, *_offsets(self.caches)
+        )
+        for row in self.rows:
+            row.primed = True
+            row.sampled += 1
+
+    def _draw_adjusted(
+        self,
+        logits: mx.array,
+        places: list[int],
+        readings: dict[Row, mx.array],
+        failed: Callable[[Row, Exception], None],
+    ) -> mx.array:
+        """Tokens of the rows at `places` from their logits: bias, penalties, grammar, reading, draw."""
+        rows = [self.rows[place] for place in places]
+        if any(row.shaping is not None or row.plan.top_logprobs is not None for row in rows):
+            logits = logits.astype(mx.float32)
+        if any(row.shaping is not None for row in rows):
+            lines = [logits[line : line + 1] for line in range(len(rows))]
+            for line, (place, row) in enumerate(zip(places, rows, strict=True)):
+                if row.shaping is not None:
+                    fed = self.pending.tokens[place : place + 1]
+                    lines[line] = row.shaping.shaped(lines[line], fed, row.ids, row.position)
+            logits = mx.concatenate(lines) if len(lines) > 1 else lines[0]
+        may_come = masks.allowed(rows, logits.shape[-1], failed)
+        if may_come is not None:
+            logits = mx.where(mx.array(may_come), logits, -mx.inf)
+        tokens = sample(logits, rows)
+        for line, row in enumerate(rows):
+            if row.plan.top_logprobs is not None:
+                one = slice(line, line + 1)
+                readings[row] = logprobs.reading(logits[one], tokens[one], row.plan.top_logprobs)
+        return tokens
+
+    def take(self, other: Group) -> None:
+        """Another group's rows, behind one's own. The other is used up."""
+        if len(self.rows) == len(other.rows) == 1:
+            pairs = zip(self.caches, other.caches, strict=True)
+            self.caches = [one.merge([one, two]) for one, two in pairs]
+        else:
+            self.caches = self._batched()
+            for held, new in zip(self.caches, other._batched(), strict=True):
+                held.extend(new)
+        tokens = mx.concatenate([self.pending.tokens, other.pending.tokens])
+        self.pending = Fed(tokens, self.pending.readings | other.pending.readings)
+        self.rows = self.rows + other.rows
+
+    def _batched(self) -> list[Any]:
+        return [cache.merge([cache]) for cache in self.caches] if len(self.rows) == 1 else self.caches
+
+    def split(self, place: int) -> Group:
+        """One row's own group; the others stay here."""
+        alone = [cache.extract(place) for cache in self.caches]
+        fed = Fed(self.pending.tokens[place : place + 1], self.pending.readings)
+        parted = Group([self.rows[place]], alone, fed)
+        self.keep([other for other in range(len(self.rows)) if other != place])
+        return parted
+
+    def keep(self, places: list[int]) -> None:
+        """Drop all other rows; at least one stays."""
+        if len(places) == len(self.rows):
+            return
+        if len(places) == 1:
+            self.caches = [cache.extract(places[0]) for cache in self.caches]
+        else:
+            for cache in self.caches:
+                cache.filter(places)
+        self.pending = Fed(self.pending.tokens[mx.array(places)], self.pending.readings)
+        self.rows = [self.rows[place] for place in places]
+
+    @staticmethod
+    def read(rows: Iterable[Row], fed: Fed) -> list[Sampled]:
+        """Wait for what was sampled for these rows [tokens]; their values in order."""
+        values: Any = fed.tokens.tolist()
+        return [
+            Sampled(row, value, None if row not in fed.readings else np.array(fed.readings[row]))
+            for row, value in zip(rows, values, strict=True)
+        ]
+
+
+def _offsets(caches: Iterable[Any]) -> Iterator[mx.array]:
+    """The offsets that batch versions of caches keep as arrays, one per row."""
+    for cache in caches:
+        if hasattr(cache, "caches"):
+            yield from _offsets(cache.caches)
+        elif isinstance(offset := getattr(cache, "offset", None), mx.array):
+            yield offset

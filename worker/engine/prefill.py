@@ -1,0 +1,140 @@
+"""Prompts on their way through the model, chunk by chunk, each once for all rows that ask it.
+
+Rows of one request with several answers, and any rows whose ids are equal, share a prefill: what is
+prefilled is a `Prompt` with caches of its own, and rows hang on it. When it is done every row goes on with a
+copy of the caches. A copy costs nothing by itself, because MLX's arrays are values: whoever writes gets a
+buffer of its own then. A prompt that is done is kept while rows that ask it wait for a place; one whose last
+row was cancelled is dropped. Engine thread only.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlxpool.worker.engine.admission import KvCost
+from mlxpool.worker.engine.chunks import ChunkWidth, next_turn
+from mlxpool.worker.engine.row import Row
+
+
+class Prompt:
+    """Ids, the first `done` of which are in `caches`, and the rows that wait for the rest."""
+
+    def __init__(self, ids: Sequence[int], caches: list[Any]) -> None:
+        self.ids = list(ids)
+        self.caches = caches
+        self.rows: list[Row] = []
+        self.done = 0
+        self.passed_over = 0
+        self.token_s = 0.0  # what a token of its last chunk took
+
+    @property
+    def end(self) -> int:
+        """Ids that are prefilled; the last one goes through the first decode step."""
+        return len(self.ids) - 1
+
+    @property
+    def complete(self) -> bool:
+        return self.done == self.end
+
+
+class Prefills:
+    """All prompts on their way."""
+
+    def __init__(self, model: Any, make_cache: Callable[[], list[Any]], width: ChunkWidth) -> None:
+        self._model = model
+        self._make_cache = make_cache
+        self._width = width
+        self._prompts: list[Prompt] = []
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for prompt in self._prompts for row in prompt.rows]
+
+    def held_bytes(self, cost: KvCost) -> int:
+        """What the prompts' caches take now."""
+        return sum(cost.row_bytes(prompt.done) for prompt in self._prompts)
+
+    def reserved_bytes(self, cost: KvCost) -> int:
+        """What must be left of the pool for the rows that hang on prompts, and for prompts that are kept."""
+        return sum(cost.row_bytes(row.projection().tokens()) for row in self.rows) + self.kept_bytes(cost)
+
+    def kept_bytes(self, cost: KvCost) -> int:
+        return sum(cost.row_bytes(prompt.done) for prompt in self._prompts if not prompt.rows)
+
+    def attach(self, row: Row) -> None:
+        """Let a row share the prefill of its ids, or begin it."""
+        for prompt in self._prompts:
+            if prompt.ids == row.ids:
+                prompt.rows.append(row)
+                return
+        prompt = Prompt(row.ids, self._make_cache())
+        prompt.rows.append(row)
+        self._prompts.append(prompt)
+
+    def discard(self, leaving: Collection[Row]) -> None:
+        """Rows leave; prompts that lose their last row with them are dropped."""
+        for prompt in list(self._prompts):
+            held = len(prompt.rows)
+            prompt.rows = [row for row in prompt.rows if row not in leaving]
+            if held and not prompt.rows:
+                self._prompts.remove(prompt)
+
+    def drop(self, prompt: Prompt) -> None:
+        self._prompts.remove(prompt)
+
+    def drop_kept(self, waiting: Iterable[Row] = ()) -> None:
+        """Give up prompts that are kept, but for those that one of the waiting rows asks."""
+        asked = [row.ids for row in waiting]
+        self._prompts = [prompt for prompt in self._prompts if prompt.rows or prompt.ids in asked]
+
+    def next(self) -> Prompt | None:
+        """The prompt whose turn it is; None when no row waits for one."""
+        prompts = [prompt for prompt in self._prompts if prompt.rows]
+        if not prompts:
+            return None
+        remaining = [prompt.end - prompt.done for prompt in prompts]
+        passed_over = [prompt.passed_over for prompt in prompts]
+        turn = prompts[next_turn(remaining, passed_over, self._width.tokens)]
+        for prompt in prompts:
+            prompt.passed_over += 1
+        turn.passed_over = 0
+        return turn
+
+    def cut(self, prompt: Prompt) -> int:
+        """Where its next chunk ends."""
+        return self._width.end(prompt.done, prompt.end, prompt.token_s)
+
+    def run(self, prompt: Prompt, end: int) -> None:
+        """Put one chunk through the model. Raises what the model raises."""
+        chunk = prompt.ids[prompt.done : end]
+        began_s = time.perf_counter()
+        self._model(mx.array([chunk], dtype=mx.uint32), cache=prompt.caches)
+        mx.eval([cache.state for cache in prompt.caches])
+        elapsed_s = time.perf_counter() - began_s
+        self._width.observe(len(chunk), elapsed_s)
+        prompt.token_s = elapsed_s / len(chunk)
+        prompt.done = end
+        if prompt.complete:
+            mx.clear_cache()
+
+    def hand_over(self, prompt: Prompt, keep: bool) -> list[Row]:
+        """The rows of a complete prompt, each with caches of its own; keep: for rows still to come."""
+        rows, prompt.rows = prompt.rows, []
+        copies = len(rows) - (not keep)
+        for row in rows[:copies]:
+            row.cache = copy_caches(prompt.caches)
+        if not keep:
+            rows[-1].cache = prompt.caches
+            self._prompts.remove(prompt)
+        return rows
+
+
+def copy_caches(caches: list[Any]) -> list[Any]:
+    """Caches of any class of mlx-lm that hold the same and from now on go their own way."""
+    # The array objects must be new ones too: assigning to a slice changes the object it is done on.
+    return copy.deepcopy(caches)
