@@ -192,12 +192,16 @@ class Server:
         )
         mailbox = Mailbox()
         rows = [
-            Row(plan, AnswerText(self._detokeniser(), plan.format), mailbox.slot(index))
+            Row(
+                plan,
+                AnswerText(self._detokeniser(), plan.format),
+                mailbox.slot(index),
+                token_bytes=self._token_bytes,
+            )
             for index, plan in enumerate(prepared.plans)
         ]
         log.row = rows[0]
-        for row in rows:
-            self._engine.submit(row)
+        self._engine.submit_all(rows)
         own_headers = {control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **_warning(prepared.warnings)}
         try:
             if parsed.stream:
@@ -207,6 +211,12 @@ class Server:
         finally:
             for row in rows:
                 self._engine.cancel(row)
+
+    def _token_bytes(self, token: int) -> bytes:
+        """A token's own bytes, for log-probabilities."""
+        if self._tokenizer.is_byte_level:
+            return self._tokenizer.token_bytes(token)
+        return self._tokenizer.decode([token]).encode()
 
     def _detokeniser(self) -> Detokeniser:
         if self._tokenizer.is_byte_level:
