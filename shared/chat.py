@@ -10,6 +10,7 @@ rendered chat is encoded without added special tokens, and a doubled BOS is trim
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,10 @@ _TEMPLATE_TOKENS = (
     "cls_token",
     "mask_token",
 )
+
+
+# A byte that SentencePiece had no token for.
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class ChatTokenizerError(ValueError):
@@ -94,6 +99,15 @@ def _template_of(folder: Path, config: Mapping[str, Any]) -> str | None:
 def _ids(value: object) -> list[int]:
     values = value if isinstance(value, list) else [value]
     return [item for item in values if isinstance(item, int) and not isinstance(item, bool)]
+
+
+def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """What the tokenizer's decoder does to tokens, step by step, as tokenizer.json writes it."""
+    if tokenizer.decoder is None:
+        return []
+    # Its pickled state is its JSON; the object itself shows nothing of a sequence.
+    step = msgspec.json.decode(tokenizer.decoder.__getstate__())
+    return list(step["decoders"]) if step.get("type") == "Sequence" else [step]
 
 
 def _byte_of_letter() -> dict[str, int]:
@@ -220,6 +234,39 @@ class ChatTokenizer:
         except KeyError:
             # An added token is plain text, outside of the byte alphabet.
             return token.encode()
+
+    def vocabulary(self) -> list[bytes]:
+        """What each token adds to a text, by id: b"" for special tokens and for ids that are none.
+
+        A SentencePiece token that begins a word carries its space, also where it begins the text.
+        """
+        steps = _decoder_steps(self._tokenizer)
+        kinds = {step.get("type") for step in steps}
+        added = self._tokenizer.get_added_tokens_decoder()
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        found = [b""] * (max(ids.values(), default=-1) + 1)
+        for text, token_id in ids.items():
+            if token_id in self._special_ids:
+                continue
+            if token_id in added:
+                found[token_id] = added[token_id].content.encode()
+            elif "ByteLevel" in kinds:
+                found[token_id] = self._read_token_bytes(token_id)
+            elif "ByteFallback" in kinds and _BYTE_TOKEN.fullmatch(text):
+                found[token_id] = bytes([int(text[3:5], 16)])
+            else:
+                found[token_id] = _replaced(text, steps).encode(errors="replace")
+        return found
+
+
+def _replaced(text: str, steps: Sequence[Mapping[str, Any]]) -> str:
+    """A token's text as the decoder's replacing steps leave it."""
+    for step in steps:
+        if step.get("type") == "Metaspace":
+            text = text.replace(step["replacement"], " ")
+        elif step.get("type") == "Replace" and "String" in step["pattern"]:
+            text = text.replace(step["pattern"]["String"], step["content"])
+    return text
 
 
 def _eos_ids(folder: Path, tokenizer: Tokenizer, special: Mapping[str, str]) -> frozenset[int]:
