@@ -83,7 +83,11 @@ class _Walk:
         self._todo.append((out, "root", self._root, ""))
         while self._todo:
             container, key, schema, pointer = self._todo.pop()
-            container[key] = schema if isinstance(schema, bool) else self._write(schema, pointer)
+            if isinstance(schema, dict):
+                container[key] = self._write(schema, pointer)
+            else:
+                # The compiler takes no `true` in lists.
+                container[key] = {} if schema and isinstance(container, list) else schema
         root = out["root"]
         if self._definitions:
             root = {**({} if isinstance(root, bool) else root), "$defs": self._definitions}
