@@ -16,7 +16,10 @@ from mlxpool.worker.text.format import AnswerFormat
 from mlxpool.worker.text.marks import Marks
 from mlxpool.worker.text.reasoning import REASONING_FAMILIES, ReasoningSplitter
 from mlxpool.worker.text.stops import StopMatcher
-from mlxpool.worker.text.tools.families import TOOL_FAMILIES, Parse, make_machine
+from mlxpool.worker.text.tools.block_calls import Parse
+from mlxpool.worker.text.tools.families import TOOL_FAMILIES, make_machine
+from mlxpool.worker.text.tools.harmony import HARMONY, HarmonyMachine
+from mlxpool.worker.text.tools.machine import ToolMachine
 
 # Bytes of randomness in a call's id, written in hex.
 _ID_BYTES = 12
@@ -52,17 +55,36 @@ class AnswerText:
         self._marks = marks
         self._one_call = answer_format.one_call
         self._stops = StopMatcher(answer_format.stops) if answer_format.stops else None
-        self._tools = None
+        self._splitter: ReasoningSplitter | None = None
+        self._tools: ToolMachine | None = None
+        reasoning, tools = answer_format.reasoning, answer_format.tools
+        if HARMONY in (reasoning, tools):
+            declared = answer_format.declared if tools is not None else ()
+            self._tools = HarmonyMachine(declared, marks, new_id, answer_format.starts_inside)
+            return
         ends: list[str] = []
-        if answer_format.tools is not None:
-            family = TOOL_FAMILIES[answer_format.tools]
+        if tools is not None:
+            family = TOOL_FAMILIES[tools]
             self._tools = make_machine(family, answer_format.declared, marks, parse, new_id)
             ends = [marks.form(opener) for opener in family.openers if marks.is_token(opener)]
-        self._splitter = None
-        if answer_format.reasoning is not None:
+        if reasoning is not None:
             self._splitter = ReasoningSplitter(
-                REASONING_FAMILIES[answer_format.reasoning], marks, answer_format.starts_inside, ends
+                REASONING_FAMILIES[reasoning], marks, answer_format.starts_inside, ends
             )
+
+    @property
+    def bound_chars(self) -> int:
+        """Characters that may be held back at most, whatever the answer is."""
+        return sum(machine.bound_chars for machine in self._machines())
+
+    @property
+    def held_chars(self) -> int:
+        """Characters that are held back now."""
+        return sum(machine.held_chars for machine in self._machines())
+
+    def _machines(self) -> list[ReasoningSplitter | ToolMachine | StopMatcher]:
+        machines = (self._splitter, self._tools, self._stops)
+        return [machine for machine in machines if machine is not None]
 
     def push(self, token: int) -> list[TextEvent]:
         """What this token settles. Nothing once the answer is over."""

@@ -99,7 +99,9 @@ class ReasoningSplitter:
         self._openers = tuple(self._closers)
         # Letters in the middle of an answer are never a tag; a token may be, at the start of a line.
         first = family.tags[0][0]
-        self._line_openers = Finder(form for form in marks.forms(first) if form != first)
+        self._dropped = frozenset(marks.form(marker) for marker in family.dropped)
+        line_openers = {form for form in marks.forms(first) if form != first}
+        self._in_answer = Finder(line_openers | self._dropped)
         self._held = ""
         self._last = "\n"  # the last character of the answer so far
         self._after_block = False
@@ -113,7 +115,7 @@ class ReasoningSplitter:
 
     def push(self, text: str) -> list[Piece]:
         """Take the next text of the answer; give what is settled, in order, no piece empty."""
-        if self._state == self._answer and not self._held and self._line_openers.nowhere(text):
+        if self._state == self._answer and not self._held and self._in_answer.nowhere(text):
             self._last = text[-1:] or self._last
             return [Piece(text, False)] if text else []
         self._held += text
@@ -133,6 +135,10 @@ class ReasoningSplitter:
         elif self._state == self._start:
             held = self._without_newlines(held)
         return [Piece(held, inside)] if held else []
+
+    @property
+    def held_chars(self) -> int:
+        return len(self._held)
 
     # Each state consumes from `_held` and says whether there may be more to do.
 
@@ -202,21 +208,22 @@ class ReasoningSplitter:
         self._state = self._answer if closer in self._ends else self._start
 
     def _answer(self) -> bool:
+        """Text, until a tag opens a block at the start of a line."""
         start = 0
-        while (found := self._line_openers.find(self._held, start)) is not None:
+        while (found := self._in_answer.find(self._held, start)) is not None:
             before = self._held[found.start - 1] if found.start else self._last
-            if before == "\n":
+            if found.what in self._dropped or before == "\n":
                 break
             start = found.start + len(found.what)
         end = len(self._held) if found is None else found.start
-        tail = 0 if found is not None else self._line_openers.tail(self._held, start)
-        text = self._held[: end - tail]
-        if text:
-            self._out.append(Piece(text, False))
-            self._last = text[-1]
+        end -= self._in_answer.tail(self._held, start) if found is None else 0
+        if end:
+            self._out.append(Piece(self._held[:end], False))
+            self._last = self._held[end - 1]
+        self._held = self._held[end:]
         if found is None:
-            self._held = self._held[end - tail :]
             return False
-        self._held = self._held[end + len(found.what) :]
-        self._open(found.what)
+        self._held = self._held[len(found.what) :]
+        if found.what not in self._dropped:
+            self._open(found.what)
         return True

@@ -25,6 +25,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(dict.fromkeys(stops))
         self._held = ""
+        self.bound_chars = max(map(len, self._stops), default=0)
 
     def push(self, text: str) -> Stopped:
         """Take the next text; say what may be sent and whether a stop string was met."""
@@ -51,6 +52,10 @@ class StopMatcher:
         """The answer ended otherwise: the held tail is text after all."""
         held, self._held = self._held, ""
         return held
+
+    @property
+    def held_chars(self) -> int:
+        return len(self._held)
 
     def _ambiguous_tail(self, pending: str) -> int:
         """Characters at the end of `pending` that begin some stop string."""

@@ -13,12 +13,17 @@ from typing import Any
 import msgspec
 
 
-class JsonWriter:
-    """One JSON value. The caller keeps the order: a key before each value of an object. plain: text without
-    the characters of `Marks`, which no JSON can hold."""
+def without_surrogates(text: str) -> str:
+    """`text` as UTF-8 can carry it: half characters, which JSON's escapes can name, become U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
-    def __init__(self, plain: Callable[[str], str]) -> None:
-        self._plain = plain
+
+class JsonWriter:
+    """One JSON value. The caller keeps the order: a key before each value of an object. spelled: text
+    with the characters of `Marks`, which no JSON can hold, as the markers they stand for."""
+
+    def __init__(self, spelled: Callable[[str], str]) -> None:
+        self._spelled = spelled
         self._parts: list[str] = []
         self._open: list[str] = []  # what closes each open container, the innermost last
         self._filled: list[bool] = []  # whether it has an element already
@@ -27,7 +32,7 @@ class JsonWriter:
 
     def twin(self) -> JsonWriter:
         """An empty writer of the same kind."""
-        return JsonWriter(self._plain)
+        return JsonWriter(self._spelled)
 
     def take(self) -> str:
         """What was written since the last time."""
@@ -74,7 +79,7 @@ class JsonWriter:
 
     def value(self, value: Any) -> None:
         """A whole value."""
-        self.raw(json.dumps(value, ensure_ascii=False))
+        self.raw(without_surrogates(self._spelled(json.dumps(value, ensure_ascii=False))))
 
     def repair(self) -> None:
         """End everything that is open; a key without a value gets null."""
@@ -86,7 +91,7 @@ class JsonWriter:
             self.close()
 
     def _quoted(self, text: str) -> str:
-        return msgspec.json.encode(self._plain(text)).decode()
+        return msgspec.json.encode(self._spelled(text)).decode()
 
     def _element(self) -> None:
         """The comma before an element that is not the first, where a key did not bring one."""

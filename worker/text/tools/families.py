@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
 from mlxpool.worker.text.format import DeclaredTool
 from mlxpool.worker.text.marks import Marks
-from mlxpool.worker.text.tools.feed import Reading
+from mlxpool.worker.text.tools.block_calls import Parse, block_reader
+from mlxpool.worker.text.tools.gemma_calls import GemmaReader
+from mlxpool.worker.text.tools.harmony import HARMONY, TOKENS
+from mlxpool.worker.text.tools.header_calls import kimi_reader, mistral_reader
 from mlxpool.worker.text.tools.json_calls import read_json_calls
 from mlxpool.worker.text.tools.machine import Reader, ToolMachine
+from mlxpool.worker.text.tools.pair_calls import PairReader
+from mlxpool.worker.text.tools.xml_calls import Dialect, XmlReader
 
-# One of mlx-lm's parsers: a block's text and the tools in, one call or a list of calls out; raises anything.
-Parse = Callable[[str, list[dict[str, Any]]], Any]
+# What makes a family's reader for a vocabulary; the parser is None where the family needs none.
+_Make = Callable[[Marks, Parse | None], Reader]
 
 
 class ToolFamily(msgspec.Struct, frozen=True):
@@ -25,26 +29,110 @@ class ToolFamily(msgspec.Struct, frozen=True):
 
     name: str
     openers: tuple[str, ...]
-    reader: Callable[[Marks, Parse | None], Reader]
+    reader: _Make
     tokens: tuple[str, ...] = ()
     streams: bool = True
     needs_parser: bool = False
     bare: bool = False
 
 
-def _json_tools(marks: Marks, _parse: Parse | None) -> Reader:
-    closer = marks.form("</tool_call>")
+def _json(closer: str) -> _Make:
+    def make(marks: Marks, _parse: Parse | None) -> Reader:
+        form = marks.form(closer)
+        # Nothing but an opener tells that an object is meant for a function.
+        return lambda machine, opener: read_json_calls(machine, form, announced=bool(opener))
 
-    def read(machine: ToolMachine, _opener: str) -> Reading[None]:
-        return read_json_calls(machine, closer)
+    return make
 
-    return read
 
+def _xml(dialect: Dialect) -> _Make:
+    return lambda marks, _parse: XmlReader(dialect, marks).reader()
+
+
+def _pairs(prefix: str) -> _Make:
+    return lambda marks, _parse: PairReader(prefix, marks).reader()
+
+
+def _block(closer: str) -> _Make:
+    def make(marks: Marks, parse: Parse | None) -> Reader:
+        if parse is None:
+            raise ValueError("this tool family needs mlx-lm's parser of its name")
+        return block_reader(marks, parse, closer)
+
+    return make
+
+
+def _blocks(name: str, opener: str, closer: str, tokens: tuple[str, ...] | None = None) -> ToolFamily:
+    tokens = (opener, closer) if tokens is None else tokens
+    return ToolFamily(name, (opener,), _block(closer), tokens, streams=False, needs_parser=True)
+
+
+_TAGS = ("<tool_call>", "</tool_call>")
+_GLM_TOKENS = (*_TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+_QWEN = Dialect(_TAGS, ("<function=", "</function>"), ("<parameter=", "</parameter>"), newlines=True)
+_MINICPM = Dialect(None, ("<function name=", "</function>"), ("<param name=", "</param>"), cdata=True)
+_MINIMAX_TAGS = ("<minimax:tool_call>", "</minimax:tool_call>")
+_MINIMAX = Dialect(_MINIMAX_TAGS, ("<invoke name=", "</invoke>"), ("<parameter name=", "</parameter>"))
+_KIMI_TOKENS = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+)
+_LONGCAT_TOKENS = tuple(
+    tag.replace("<", "<longcat_").replace("<longcat_/", "</longcat_") for tag in _GLM_TOKENS
+)
 
 TOOL_FAMILIES = {
     family.name: family
-    for family in (ToolFamily("json_tools", ("<tool_call>",), _json_tools, ("<tool_call>", "</tool_call>")),)
+    for family in (
+        ToolFamily("json_tools", _TAGS[:1], _json(_TAGS[1]), _TAGS),
+        # Some models of the family leave the outer tag out.
+        ToolFamily("qwen3_coder", (_TAGS[0], "<function="), _xml(_QWEN), _TAGS),
+        ToolFamily("minicpm5", ("<function name=",), _xml(_MINICPM)),
+        ToolFamily("minimax_m2", _MINIMAX_TAGS[:1], _xml(_MINIMAX), _MINIMAX_TAGS),
+        ToolFamily("glm47", _TAGS[:1], _pairs(""), _GLM_TOKENS),
+        ToolFamily("laguna", _TAGS[:1], _pairs(""), _GLM_TOKENS),
+        ToolFamily("longcat", ("<longcat_tool_call>",), _pairs("longcat_"), _LONGCAT_TOKENS),
+        ToolFamily(
+            "gemma4",
+            ("<|tool_call>",),
+            lambda marks, _: GemmaReader(marks).reader(),
+            ("<|tool_call>", "<tool_call|>", '<|"|>'),
+        ),
+        ToolFamily(
+            "mistral",
+            ("[TOOL_CALLS]",),
+            lambda marks, _: mistral_reader(marks),
+            ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+        ),
+        ToolFamily(
+            "kimi_k2",
+            ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+            lambda marks, _: kimi_reader(marks),
+            _KIMI_TOKENS,
+        ),
+        ToolFamily("llama3", ("<|python_tag|>",), _json(""), ("<|python_tag|>",), bare=True),
+        _blocks(
+            "kimi_k3",
+            "<|open|>tools<|sep|>",
+            "<|close|>tools<|sep|>",
+            ("<|open|>", "<|close|>", "<|sep|>"),
+        ),
+        _blocks("pythonic", "<|tool_call_start|>", "<|tool_call_end|>"),
+        _blocks("muse_spark", "<atem:function_calls>", "</atem:function_calls>"),
+        _blocks("function_gemma", "<start_function_call>", "<end_function_call>"),
+    )
 }
+
+# Every name that `AnswerFormat.tools` may have.
+TOOL_FAMILY_NAMES = (*TOOL_FAMILIES, HARMONY)
+
+
+def family_tokens() -> frozenset[str]:
+    """What may be a special token in the markers of any family."""
+    return frozenset(TOKENS).union(*(family.tokens for family in TOOL_FAMILIES.values()))
 
 
 def make_machine(
@@ -55,7 +143,5 @@ def make_machine(
     new_id: Callable[[], str],
 ) -> ToolMachine:
     """The machine for one answer. Raises ValueError when the family needs a parser and none was given."""
-    if family.needs_parser and parse is None:
-        raise ValueError(f"the tool family {family.name} needs mlx-lm's parser of that name")
     openers = [form for opener in family.openers for form in marks.forms(opener)]
     return ToolMachine(openers, family.reader(marks, parse), declared, marks, new_id, family.bare)

@@ -22,6 +22,8 @@ _T = TypeVar("_T")
 Reading = Generator[None, None, _T]
 
 BLANKS = " \t\r\n"
+# Blanks beside a call that are waited through.
+BLANKS_CHARS = 64
 
 
 class Ended(Exception):
@@ -92,13 +94,20 @@ class Feed:
                 return char
             self.at += 1
 
-    def take(self, string: str) -> Reading[bool]:
-        """Read `string` if it comes next, else nothing."""
+    def take(self, string: str, behind_blanks: bool = False) -> Reading[bool]:
+        """Read `string` if it comes next, else nothing. behind_blanks: blanks may stand before it, which are
+        read with it."""
+        skipped = 0
+        while behind_blanks:
+            yield from self.need(skipped + 1)
+            if self.text[self.at + skipped] not in BLANKS or skipped == BLANKS_CHARS:
+                break
+            skipped += 1
         for size in range(1, len(string) + 1):
-            yield from self.need(size)
-            if self.text[self.at + size - 1] != string[size - 1]:
+            yield from self.need(skipped + size)
+            if self.text[self.at + skipped + size - 1] != string[size - 1]:
                 return False
-        self.at += len(string)
+        self.at += skipped + len(string)
         return True
 
     def expect(self, string: str) -> Reading[None]:

@@ -8,6 +8,7 @@ model forgets to close: a brace too many or too few ends nothing but the markup.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from mlxpool.worker.text.tools.feed import BLANKS, Broken, Reading
@@ -22,16 +23,18 @@ _FIRST_KEYS = (*_NAMES, "type", "id")
 _BETWEEN = BLANKS + ",;]}"
 
 
-def read_json_calls(machine: ToolMachine, closer: str, announced: bool = True) -> Reading[None]:
-    """One object or several, up to `closer` ("" for none). announced: a marker said that calls follow."""
+def read_json_calls(
+    machine: ToolMachine, closer: str, announced: bool = True, ids: str | None = None
+) -> Reading[None]:
+    """One object or several, up to `closer` ("" for none). announced: a marker said that calls follow. ids:
+    the pattern of the model's own ids, where its calls carry them."""
     feed = machine.feed
     if (yield from feed.solid()) == "[":
         feed.at += 1
     while True:
         if (yield from feed.solid()) != "{":
             raise Broken
-        yield from _read_call(machine, announced)
-        machine.settle()
+        yield from _read_call(machine, announced, ids)
         while (char := (yield from feed.peek())) in _BETWEEN:
             feed.at += 1
         if char != "{":
@@ -41,7 +44,7 @@ def read_json_calls(machine: ToolMachine, closer: str, announced: bool = True) -
         yield from feed.take(closer)
 
 
-def _read_call(machine: ToolMachine, announced: bool) -> Reading[None]:
+def _read_call(machine: ToolMachine, announced: bool, ids: str | None) -> Reading[None]:
     feed = machine.feed
     feed.at += 1
     fields: dict[str, Any] = {}
@@ -58,7 +61,7 @@ def _read_call(machine: ToolMachine, announced: bool) -> Reading[None]:
         value = yield from feed.solid()
         name = _name_in(fields)
         if key in _ARGUMENTS and value == "{" and name is not None:
-            writer = machine.begin_call(name, _id_in(fields))
+            writer = machine.begin_call(name, _id_in(fields, ids))
             yield from read_object(feed, writer, machine.parameters(name))
             machine.end_call()
             yield from _skip_rest(machine)
@@ -69,19 +72,19 @@ def _read_call(machine: ToolMachine, announced: bool) -> Reading[None]:
         if key in _NAMES and isinstance(fields[key], str):
             machine.parameters(fields[key])
     feed.at += 1
-    call_whole(machine, fields)
+    call_whole(machine, fields, ids)
 
 
 def _name_in(fields: dict[str, Any]) -> str | None:
     return next((fields[key] for key in _NAMES if isinstance(fields.get(key), str)), None)
 
 
-def _id_in(fields: dict[str, Any]) -> str | None:
+def _id_in(fields: dict[str, Any], ids: str | None) -> str | None:
     value = fields.get("id")
-    return value if isinstance(value, str) else None
+    return value if ids is not None and isinstance(value, str) and re.fullmatch(ids, value) else None
 
 
-def call_whole(machine: ToolMachine, fields: dict[str, Any]) -> None:
+def call_whole(machine: ToolMachine, fields: dict[str, Any], ids: str | None = None) -> None:
     """A call from a whole object. Raises Broken when it names no declared function or has no arguments."""
     inner = next((fields[key] for key in ("function", "tool") if isinstance(fields.get(key), dict)), fields)
     name = _name_in(inner)
@@ -95,7 +98,7 @@ def call_whole(machine: ToolMachine, fields: dict[str, Any]) -> None:
         arguments = {}
     if name is None or not isinstance(arguments, dict):
         raise Broken
-    machine.whole_call(name, arguments, _id_in(fields))
+    machine.whole_call(name, arguments, _id_in(fields, ids))
 
 
 def _skip_rest(machine: ToolMachine) -> Reading[None]:

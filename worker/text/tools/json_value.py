@@ -94,7 +94,7 @@ def read_name(feed: Feed, limit: int = KEY_CHARS) -> Reading[str]:
     return "".join(parts)
 
 
-def _read_scalar(feed: Feed) -> Reading[str]:
+def read_scalar(feed: Feed) -> Reading[str]:
     """A number or a word, as JSON; complete once something else follows."""
     size = 0
     while True:
@@ -120,20 +120,35 @@ def _refuse(word: str) -> None:
 
 
 def read_value(feed: Feed, writer: JsonWriter, types: Types = (), depth: int = _DEPTH) -> Reading[None]:
-    """The next value, brought to the first of `types` that fits it. One that has to be seen whole for that
-    is kept by the feed's mark while it is read."""
+    """The next value, brought to the first of `types` that fits it."""
     char = yield from feed.solid()
-    if not types or (char == '"' and "string" in types) or _KINDS.get(char) in types:
-        yield from _copy(feed, writer, char, depth)
+    kind = "string" if char == '"' else _KINDS.get(char)
+    yield from typed(feed, writer, types, kind, lambda into: _copy(feed, into, char, depth))
+
+
+def typed(
+    feed: Feed,
+    writer: JsonWriter,
+    types: Types,
+    kind: str | None,
+    copy: Callable[[JsonWriter], Reading[None]],
+) -> Reading[None]:
+    """Copy a value of `kind` (None for a number or a word) as one of `types`. One that has to be seen whole
+    for that is kept by the feed's mark while it is read."""
+    if not types or kind in types:
+        yield from copy(writer)
+        return
+    marked = feed.hold()
+    whole = writer.twin()
+    yield from copy(whole)
+    text = whole.take()
+    value = json.loads(text)
+    fitting = coerce(value, types)
+    if fitting is value:
+        writer.raw(text)
     else:
-        marked = feed.hold()
-        whole = writer.twin()
-        yield from _copy(feed, whole, char, depth)
-        text = whole.take()
-        value = json.loads(text)
-        fitting = coerce(value, types)
-        writer.raw(text) if fitting is value else writer.value(fitting)
-        feed.release(marked)
+        writer.value(fitting)
+    feed.release(marked)
 
 
 def _copy(feed: Feed, writer: JsonWriter, char: str, depth: int) -> Reading[None]:
@@ -146,7 +161,7 @@ def _copy(feed: Feed, writer: JsonWriter, char: str, depth: int) -> Reading[None
     elif char == "[":
         yield from _read_array(feed, writer, depth)
     else:
-        writer.raw((yield from _read_scalar(feed)))
+        writer.raw((yield from read_scalar(feed)))
 
 
 def read_object(
@@ -157,7 +172,7 @@ def read_object(
         raise Broken
     feed.at += 1
     writer.open("{")
-    while (char := (yield from _next_element(feed))) != "}":
+    while (char := (yield from next_element(feed))) != "}":
         if char != '"':
             raise Broken
         marked = feed.hold()
@@ -175,13 +190,13 @@ def _read_array(feed: Feed, writer: JsonWriter, depth: int) -> Reading[None]:
         raise Broken
     feed.at += 1
     writer.open("[")
-    while (yield from _next_element(feed)) != "]":
+    while (yield from next_element(feed)) != "]":
         yield from read_value(feed, writer, (), depth - 1)
     feed.at += 1
     writer.close()
 
 
-def _next_element(feed: Feed) -> Reading[str]:
+def next_element(feed: Feed) -> Reading[str]:
     """The first character of the next element, or the closing bracket; a comma before it is read."""
     char = yield from feed.solid()
     if char == ",":

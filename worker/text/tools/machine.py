@@ -14,6 +14,7 @@ the answer's start, or since the last call, is left out when a call or the end f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -21,15 +22,16 @@ from mlxpool.worker.text.events import Text, TextEvent, ToolCallArguments, ToolC
 from mlxpool.worker.text.find import Finder
 from mlxpool.worker.text.format import DeclaredTool
 from mlxpool.worker.text.marks import Marks
-from mlxpool.worker.text.tools.arguments import JsonWriter
-from mlxpool.worker.text.tools.feed import Broken, Ended, Feed, Reading
+from mlxpool.worker.text.tools.arguments import JsonWriter, without_surrogates
+from mlxpool.worker.text.tools.feed import BLANKS_CHARS, Broken, Ended, Feed, Reading
 from mlxpool.worker.text.tools.schema import coerce, types_of
 
 # Characters that are kept before a call begins, or while a value is read that has to be seen whole. A file in
 # one argument that does not stream fits; an opener that never closes costs a reader this much delay.
 HELD_CHARS = 64 * 1024
-# Blanks beside a call that are waited through.
-BLANKS_CHARS = 64
+
+# Characters between an opener and the call's name, the name included.
+HEADER_CHARS = 256
 
 # Reads one call, or a block of them, behind an opener.
 Reader = Callable[["ToolMachine", str], Reading[None]]
@@ -52,7 +54,7 @@ class ToolMachine:
         self.marks = marks
         self.tools = {tool.name: tool for tool in declared}
         self._openers = Finder(openers)
-        self._read_call = read
+        self._reader = read
         self._bare = bare
         self._new_id = new_id
         self._ids: set[str] = set()
@@ -60,6 +62,7 @@ class ToolMachine:
         self._index = -1
         self._writer: JsonWriter | None = None
         self._resume = 0  # characters past the mark that are text when this is no call
+        self._failed = False  # the last attempt at a call
         self._fresh = True  # nothing but blanks since the start or the last call
         self._blanks = ""
         self._in_prose = False
@@ -76,7 +79,7 @@ class ToolMachine:
         """Take the next text; give what is settled, in order."""
         feed = self.feed
         if self._in_prose and not self._fresh and feed.at == len(feed.text) and self._openers.nowhere(text):
-            text = self.marks.plain(text)
+            text = self._readable(text)
             return [Text(text)] if text else []
         feed.add(text)
         next(self._reading, None)
@@ -100,7 +103,7 @@ class ToolMachine:
             while True:
                 opener = yield from self._read_prose()
                 self._resume = len(opener)
-                yield from self._attempt(self._read_call(self, opener))
+                yield from self._attempt(self._reader(self, opener))
         except Ended:
             self._finish()
 
@@ -109,7 +112,7 @@ class ToolMachine:
         self._resume = 0
         if (yield from self.feed.solid()) not in "{[":
             raise Broken
-        yield from self._read_call(self, "")
+        yield from self._reader(self, "")
 
     def _attempt(self, call: Reading[None]) -> Reading[None]:
         """Run a reader; when it gives up, go on in a way that loses no text."""
@@ -125,6 +128,7 @@ class ToolMachine:
         if self._writer is not None:
             self._writer.repair()
             self.end_call()
+        self._failed = True
         if feed.mark is not None:
             feed.at = feed.mark + self._resume
             self._say(self.marks.spelled(feed.text[feed.mark : feed.at]))
@@ -144,16 +148,20 @@ class ToolMachine:
             found = self._openers.find(feed.text, feed.at)
             if found is not None:
                 self._in_prose = False
-                self._say(self.marks.plain(feed.text[feed.at : found.start]))
+                self._say(self._readable(feed.text[feed.at : found.start]))
                 feed.mark = found.start
                 feed.at = found.start + len(found.what)
                 return found.what
             end = len(feed.text) - (0 if feed.ended else self._openers.tail(feed.text, feed.at))
-            self._say(self.marks.plain(feed.text[feed.at : end]))
+            self._say(self._readable(feed.text[feed.at : end]))
             feed.at = end
             if feed.ended:
                 raise Ended
             yield
+
+    def _readable(self, text: str) -> str:
+        """Prose; behind what looked like a call and was none, the rest of its markers is spelled out too."""
+        return self.marks.spelled(text) if self._failed else self.marks.plain(text)
 
     def _say(self, text: str) -> None:
         if self._fresh:
@@ -193,13 +201,20 @@ class ToolMachine:
         self._ids.add(call_id)
         self._out.append(ToolCallStart(self._index, call_id, name))
         self._writer = self.writer()
+        self._failed = False
         self.feed.mark = None
         self._resume = 0
         return self._writer
 
+    @property
+    def arguments(self) -> JsonWriter:
+        """What the arguments of the call that was begun are written into."""
+        assert self._writer is not None
+        return self._writer
+
     def writer(self) -> JsonWriter:
         """For JSON that is looked at and not sent."""
-        return JsonWriter(self.marks.plain)
+        return JsonWriter(self.marks.spelled)
 
     def end_call(self) -> None:
         """The arguments are complete."""
@@ -211,18 +226,19 @@ class ToolMachine:
     def whole_call(self, name: str, arguments: Mapping[str, Any], own_id: str | None = None) -> None:
         """A call that was read as a whole. Raises Broken."""
         parameters = self.parameters(name)
-        writer = self.begin_call(name, own_id)
-        writer.value({key: coerce(value, types_of(parameters, key)) for key, value in arguments.items()})
+        typed = {key: coerce(value, types_of(parameters, key)) for key, value in arguments.items()}
+        try:
+            text = json.dumps(typed, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as err:
+            raise Broken from err
+        self.begin_call(name, own_id).raw(without_surrogates(text))
         self.end_call()
 
-    def another(self) -> None:
-        """Another call may begin here, behind one in the same block; what is none is text from here on."""
-        self.feed.mark = self.feed.at
-        self._resume = 0
-
-    def settle(self) -> None:
-        """What was read so far is markup of calls that were made; it is never text."""
-        self.feed.mark = None
+    def another(self, behind: int = 0) -> None:
+        """Another call of the same block begins here, `behind` characters back; what turns out to be none is
+        text from there on."""
+        self.feed.mark = self.feed.at - behind
+        self._resume = behind
 
     def _write_arguments(self) -> None:
         if self._writer is not None and (text := self._writer.take()):

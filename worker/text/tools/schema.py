@@ -7,6 +7,7 @@ Pure.
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,10 @@ def _fits(value: object, types: Sequence[str]) -> bool:
     return name in types or (name == "integer" and "number" in types)
 
 
+# Every type but string: what bare text is tried as where no type is declared.
+ANY_BUT_TEXT = ("null", "boolean", "integer", "number", "object", "array")
+
+
 def coerce(value: Any, types: Sequence[str]) -> Any:
     """`value` as the first of `types` that it can be read as; itself when it fits one, or none is known."""
     if not types or _fits(value, types):
@@ -114,13 +119,21 @@ def _read(text: str, name: str) -> Any:
         try:
             value = json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError):
-            return None
+            value = _literal(text) if name in ("object", "array") else None
         if isinstance(value, float) and not math.isfinite(value):
             return None
         if isinstance(value, float) and value.is_integer() and name == "integer":
             return int(value)
-        return value if _fits(value, (name,)) else None
+        return value if value is not None and _fits(value, (name,)) else None
     return None
+
+
+def _literal(text: str) -> Any:
+    """A container in Python's own notation, as models write them; None when it is none that JSON has too."""
+    try:
+        return json.loads(json.dumps(ast.literal_eval(text), allow_nan=False))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 def _refuse(word: str) -> None:
