@@ -158,6 +158,12 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_p: Annotated[float | None, Key(v.TOP_P, "Unset: [defaults] top_p.")] = None
     top_k: Annotated[int | None, Key(v.TOP_K, "Unset: [defaults] top_k.")] = None
     thinking: Annotated[bool | None, Key(v.FLAG, "Unset: [defaults] thinking.")] = None
+    tool_parser: Annotated[
+        str | None, Key(v.TOOL_FAMILY, "Unset: told from the model's chat template and vocabulary.")
+    ] = None
+    reasoning_parser: Annotated[
+        str | None, Key(v.REASONING_FAMILY, "Unset: told from the model's chat template and vocabulary.")
+    ] = None
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {"server": Server, "pool": Pool, "defaults": Defaults}

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from mlxpool.shared.families import NO_FAMILY, REASONING_FAMILY_NAMES, TOOL_FAMILY_NAMES
 from mlxpool.shared.text import is_unicode
 from mlxpool.shared.units import parse_budget, parse_duration
 
@@ -119,6 +120,15 @@ def _number_text(kind: type) -> Callable[[str], object]:
     return convert
 
 
+def _one_of(names: tuple[str, ...]) -> Kind:
+    known_names = (*names, NO_FAMILY)
+    return Kind(
+        _checked(str, lambda name: name in known_names),
+        f"one of {', '.join(known_names)}",
+        {"enum": list(known_names)},
+    )
+
+
 def _list(item: Callable[[str], bool], allowed: str) -> Kind:
     def read(raw: Any) -> tuple[str, ...]:
         if not isinstance(raw, list) or not all(isinstance(entry, str) and item(entry) for entry in raw):
@@ -213,6 +223,8 @@ TOP_P = Kind(
 )
 TOP_K = _whole(0, None, "a whole number, 0 (off) or more")
 FLAG = Kind(_checked(bool, lambda _: True), "true or false", {"type": "boolean"}, _flag_text)
+TOOL_FAMILY = _one_of(TOOL_FAMILY_NAMES)
+REASONING_FAMILY = _one_of(REASONING_FAMILY_NAMES)
 PATH = Kind(_checked(str, bool), "the path of a folder", {"type": "string", "minLength": 1})
 MODEL_NAME = Kind(
     _checked(str, is_model_name),

@@ -31,7 +31,8 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=Tr
     context: tokens, the enforced limit. batch: rows that decode together. kv_pool_bytes: shared by all
     rows. memory_limit_bytes: what MLX may allocate. prefill_chunk: fixed chunk width in tokens, None to let
     the worker choose. thinking: whether a request that does not say wants reasoning, None for the model's own
-    default. trace_path: where a line per request goes, None for nowhere.
+    default. tool_parser, reasoning_parser: the families its answers are read by, None to tell them from its
+    template and vocabulary. trace_path: where a line per request goes, None for nowhere.
     """
 
     model: str
@@ -47,6 +48,8 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=Tr
     top_p: float | None = None
     top_k: int | None = None
     thinking: bool | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
     trace_path: str | None = None
 
 
@@ -115,6 +118,7 @@ class WorkerStats(msgspec.Struct, frozen=True):
     backend: str
     dtype: str
     tokens_per_s: float
+    open_grammars: int = 0
 
 
 class DrainReport(msgspec.Struct, frozen=True):

@@ -83,9 +83,16 @@ def load(folder: Path, progress: Callable[[int, int], None]) -> Loaded:
         def make_cache() -> list[Any]:
             return list(make_prompt_cache(model))
 
-        kv = _warm_up(model, make_cache())
+        kv, logits_width = _warm_up(model, make_cache())
     dtype = str(max(set(dtypes), key=dtypes.count)).removeprefix("mlx.core.")
-    return Loaded(model=model, make_cache=make_cache, kv=kv, weights_bytes=weights_bytes, dtype=dtype)
+    return Loaded(
+        model=model,
+        make_cache=make_cache,
+        kv=kv,
+        weights_bytes=weights_bytes,
+        dtype=dtype,
+        logits_width=logits_width,
+    )
 
 
 @contextlib.contextmanager
@@ -140,13 +147,14 @@ def _evaluate(model: nn.Module, progress: Callable[[int, int], None]) -> int:
     return total
 
 
-def _warm_up(model: Any, cache: list[Any]) -> KvCost:
-    """One small forward pass; what its caches hold is what every row's will."""
+def _warm_up(model: Any, cache: list[Any]) -> tuple[KvCost, int]:
+    """One small forward pass: what its caches hold is what every row's will, and how wide its logits are."""
     tokens = mx.zeros((1, _WARM_UP_TOKENS), dtype=mx.uint32)
-    mx.eval(model(tokens, cache=cache), [layer.state for layer in cache])
+    logits = model(tokens, cache=cache)
+    mx.eval(logits, [layer.state for layer in cache])
     cost = _kv_cost(cache)
     mx.clear_cache()
-    return cost
+    return cost, logits.shape[-1]
 
 
 def _kv_cost(caches: list[Any]) -> KvCost:

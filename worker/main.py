@@ -144,6 +144,8 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
     from mlxpool.worker import load
     from mlxpool.worker.engine.chunks import ChunkWidth
     from mlxpool.worker.engine.engine import Engine, Limits
+    from mlxpool.worker.grammar.service import GrammarService
+    from mlxpool.worker.request.families import families, model_text
     from mlxpool.worker.request.plan import defaults
     from mlxpool.worker.request.prepare import ChatPreparer
     from mlxpool.worker.server import Server
@@ -175,7 +177,10 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
         if stop.is_set():
             return 0
         loaded = await engine.loaded
-        server = Server(launch, engine, loaded, tokenizer, ChatPreparer(tokenizer, base))
+        known = families(tokenizer, launch.tool_parser, launch.reasoning_parser)
+        grammars = GrammarService(tokenizer, loaded.logits_width, launch.batch)
+        preparer = ChatPreparer(tokenizer, base, known, grammars, launch.thinking)
+        server = Server(launch, engine, loaded, model_text(tokenizer), tokenizer, preparer, grammars)
         await server.start()
     except (load.LoadError, ChatTokenizerError, OSError) as err:
         return _failed(status, str(err))

@@ -30,13 +30,13 @@ from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.worker.engine.engine import Engine, Loaded
 from mlxpool.worker.engine.row import Row
+from mlxpool.worker.grammar.service import GrammarService
 from mlxpool.worker.load import backend
 from mlxpool.worker.mailbox import Mailbox
 from mlxpool.worker.request.prepare import ChatPreparer
 from mlxpool.worker.request_log import RequestLog, open_trace
-from mlxpool.worker.text.answer import AnswerText
-from mlxpool.worker.text.detokeniser import ByteDetokeniser, Detokeniser, WindowDetokeniser
 from mlxpool.worker.text.events import Failure, Finish
+from mlxpool.worker.text.model import ModelText
 from mlxpool.worker.wire import chat
 
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
@@ -64,14 +64,18 @@ class Server:
         launch: control.Launch,
         engine: Engine,
         loaded: Loaded,
+        text: ModelText,
         tokenizer: ChatTokenizer,
         preparer: ChatPreparer,
+        grammars: GrammarService,
     ) -> None:
         self._launch = launch
         self._engine = engine
         self._loaded = loaded
+        self._text = text
         self._tokenizer = tokenizer
         self._preparer = preparer
+        self._grammars = grammars
         self._requests = 0
         self._refused = 0
         self._open = 0
@@ -96,6 +100,7 @@ class Server:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._launch.socket)
         self._preparer.close()
+        await self._grammars.close()
 
     async def _health(self, _request: web.Request) -> web.Response:
         if self._draining:
@@ -127,6 +132,7 @@ class Server:
                 backend=backend(),
                 dtype=self._loaded.dtype,
                 tokens_per_s=counters.tokens / counters.decode_s if counters.decode_s else 0.0,
+                open_grammars=self._grammars.open_constraints,
             )
         )
 
@@ -191,18 +197,20 @@ class Server:
             len(prepared.plans),
         )
         mailbox = Mailbox()
+        compiled = prepared.held.compiled
         rows = [
             Row(
                 plan,
-                AnswerText(self._detokeniser(), plan.format),
+                self._text.answer(plan.format),
                 mailbox.slot(index),
-                token_bytes=self._token_bytes,
+                compiled.constraint() if compiled is not None else None,
+                self._token_bytes,
             )
             for index, plan in enumerate(prepared.plans)
         ]
         log.row = rows[0]
         self._engine.submit_all(rows)
-        own_headers = {control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **_warning(prepared.warnings)}
+        own_headers = {control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **_warning(prepared.held.warnings)}
         try:
             if parsed.stream:
                 opened = answer_id is not None
@@ -217,11 +225,6 @@ class Server:
         if self._tokenizer.is_byte_level:
             return self._tokenizer.token_bytes(token)
         return self._tokenizer.decode([token]).encode()
-
-    def _detokeniser(self) -> Detokeniser:
-        if self._tokenizer.is_byte_level:
-            return ByteDetokeniser(self._tokenizer.token_bytes)
-        return WindowDetokeniser(self._tokenizer.decode)
 
 
 async def _whole(

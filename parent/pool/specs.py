@@ -49,5 +49,7 @@ def make_launch(model: LibraryModel, described: Description, socket: str, trace_
         top_p=own.top_p,
         top_k=own.top_k,
         thinking=own.thinking,
+        tool_parser=own.tool_parser,
+        reasoning_parser=own.reasoning_parser,
         trace_path=trace_path,
     )

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.constraint import Constraint
 from mlxpool.worker.engine.engine import Engine, Limits, Loaded
@@ -79,7 +81,7 @@ class Running:
         def load_faulty() -> Loaded:
             loaded = load(folder, lambda _done, _total: None)
             self.model = Faulty(loaded.model)
-            return Loaded(self.model, loaded.make_cache, loaded.kv, loaded.weights_bytes, loaded.dtype)
+            return msgspec.structs.replace(loaded, model=self.model)
 
         self.engine = Engine(load_faulty, Limits(batch, 1 << 30), ChunkWidth("cpu", width))
 

@@ -98,7 +98,7 @@ async def test_the_log_says_so_when_the_worker_itself_failed(capsys: pytest.Capt
             return b""
 
     launch = Launch("m", "folder", "socket", 64, 1, 0, 0)
-    serving: Any = server.Server(launch, *(None,) * 3, Broken())  # type: ignore[arg-type]
+    serving: Any = server.Server(launch, *(None,) * 4, Broken(), None)  # type: ignore[arg-type]
     with pytest.raises(LookupError):
         await serving._chat(Request())
     assert ": internal_error, " in capsys.readouterr().err

@@ -51,6 +51,7 @@ class Loaded(msgspec.Struct, frozen=True):
     kv: KvCost
     weights_bytes: int
     dtype: str
+    logits_width: int
 
 
 class Limits(msgspec.Struct, frozen=True):
