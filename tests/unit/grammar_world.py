@@ -14,14 +14,17 @@ from mlxpool.worker.grammar.formats import Format
 from mlxpool.worker.grammar.messages import Vocabulary
 from mlxpool.worker.grammar.runtime import tokenizer_info, xgrammar
 from mlxpool.worker.grammar.schema import read
+from mlxpool.worker.text.reasoning import REASONING_FAMILIES
+from mlxpool.worker.text.tools.families import family_tokens
 
 EOS_ID = 256
-# A special token that grammars name, with bytes that are no UTF-8; and one that none does.
-MARKER, MARKER_ID = "<|mark|>", 257
-UNNAMED_ID = 258
-WIDTH = 288
+# Every marker as a special token, whose bytes are no UTF-8; and a special token that is no marker.
+_MARKER_TEXTS = family_tokens().union(*(family.tokens for family in REASONING_FAMILIES.values()))
+MARKERS = {text: 257 + place for place, text in enumerate(sorted(_MARKER_TEXTS))}
+WIDTH = 352
+UNNAMED_ID = WIDTH - 1
 
-TOKENS = [*(bytes([byte]) for byte in range(256)), b"", b"\xff<|mark|>", b""]
+TOKENS = [*(bytes([byte]) for byte in range(256)), b"", *map(formats.marker_bytes, MARKERS)]
 
 
 @functools.cache
@@ -59,26 +62,42 @@ def schema_takes(schema: Any, text: str) -> bool:
 
 # What a walk picks from once it should come to an end, the first that is allowed.
 _CLOSING = b'"]}0elus1'
+# What ends free text, tried in turn.
+_ENDINGS = ("</parameter>", "</arg_value>", *(family.tags[0][1] for family in REASONING_FAMILIES.values()))
+_HARMONY_ENDING = "<|end|><|start|>assistant"
+_FREE = 90
 
 
-def walk(form: Format, seed: int, soft_limit: int = 60, hard_limit: int = 400) -> str | None:
-    """A random answer of the grammar, None where it didn't end in time. Past the soft limit it heads home."""
+def walk(form: Format, seed: int, soft_limit: int = 60, hard_limit: int = 400) -> list[int] | None:
+    """The tokens of a random answer, None where it didn't end in time. Past the soft limit it heads home."""
     rng = random.Random(seed)
     matcher = xgrammar().GrammarMatcher(compiled(form))
     mask = np.zeros(WIDTH // 32, dtype=np.int32)
-    text = bytearray()
-    while len(text) < hard_limit:
+    tokens: list[int] = []
+    ending: list[int] = []
+    while len(tokens) < hard_limit:
         mask[:] = -1
         matcher.fill_next_token_bitmask(mask)
-        allowed = [token for token in range(WIDTH) if mask[token // 32] >> token % 32 & 1]
-        if EOS_ID in allowed and (len(text) > soft_limit or rng.random() < 0.5 or len(allowed) == 1):
-            return text.decode(errors="replace")
-        plain = [token for token in allowed if 32 < token < 127] or [
-            token for token in allowed if token < 256
-        ]
-        token = rng.choice(plain)
-        if len(text) > soft_limit or rng.random() < 0.3:
-            token = next((closing for closing in _CLOSING if closing in allowed), token)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+        assert UNNAMED_ID not in allowed
+        hurried = len(tokens) > soft_limit
+        if EOS_ID in allowed and (hurried or rng.random() < 0.5 or len(allowed) == 1):
+            return tokens
+        readable = [token for token in allowed if 32 < token < 127 or token > EOS_ID]
+        token = rng.choice(readable or [token for token in allowed if token != EOS_ID])
+        if hurried or rng.random() < 0.3:
+            marks = [token for token in allowed if token > EOS_ID]
+            closings = [rng.choice(marks)] if marks else _CLOSING
+            token = next((closing for closing in closings if closing in allowed), token)
+            if hurried and not ending and len(allowed) > _FREE and rng.random() < 0.5:
+                ending = list(rng.choice((*_ENDINGS, _HARMONY_ENDING)).encode())
+        if ending:
+            wished = ending.pop(0)
+            token, ending = (wished, ending) if wished in allowed else (token, [])
         assert matcher.accept_token(token)
-        text.append(token)
+        tokens.append(token)
     return None
+
+
+def text_of(tokens: list[int]) -> str:
+    return b"".join(TOKENS[token] for token in tokens).decode(errors="replace")

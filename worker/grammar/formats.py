@@ -2,7 +2,9 @@
 
 A marker that is a special token of this vocabulary is asked for as that token: its letters typed out of
 ordinary tokens would be text to the machines that read the answer. What is a plain string to them is one here
-too. Special tokens other than those that a grammar names are never allowed.
+too. Special tokens other than those that a grammar names are never allowed: markers are given bytes that are
+no UTF-8 and hold `UNSAID` (`marker_bytes`), the others none. JSON and most else that the compiler knows are
+UTF-8; its free text up to a closing string is bytes, so there `UNSAID` is excluded.
 """
 
 from __future__ import annotations
@@ -12,11 +14,17 @@ from typing import Any
 
 import msgspec
 
+from mlxpool.worker.text.reasoning import REASONING_FAMILIES
+from mlxpool.worker.text.tools.harmony import HARMONY, REASONING_OPENER
+
 Format = dict[str, Any]
 
 # Blanks in a row between the parts of JSON: a line break and the indentation of nine levels. Without a bound
 # a small model writes blanks until its limit.
 BLANKS_HIGH = 20
+
+# In the bytes of every marker token, and in no text that a model writes.
+UNSAID = "\x01\x02\x03"
 
 # What templates put between reasoning and answer, and a little more.
 _GAP = r"[ \n]{0,4}"
@@ -30,6 +38,18 @@ class Reasoning(msgspec.Struct, frozen=True):
     closing: str
     starts_inside: bool = False
     answer: str = ""
+
+
+def reasoning_of(family: str | None, starts_inside: bool) -> Reasoning | None:
+    """The block as a reasoning family of the text machines writes it, None for a model without."""
+    if family is None:
+        return None
+    if family == HARMONY:
+        closing = "<|end|><|start|>assistant"
+        return Reasoning(REASONING_OPENER, closing, starts_inside, "<|channel|>final<|message|>")
+    found = REASONING_FAMILIES[family]
+    opening, closing = found.tags[0]
+    return Reasoning(opening, closing, starts_inside, found.dropped[0] if found.dropped else "")
 
 
 def constant(text: str) -> Format:
@@ -48,9 +68,16 @@ def regex(pattern: str) -> Format:
     return {"type": "regex", "pattern": pattern}
 
 
+def marker_bytes(text: str) -> bytes:
+    """What a marker that is a special token adds to a text, as the compiler is told."""
+    return b"\xff" + (UNSAID + text).encode()
+
+
 def json_schema(schema: Any, style: str = "json") -> Format:
-    """schema: as `schema.read` writes it, open objects said to be open."""
-    return {"type": "json_schema", "json_schema": schema, "style": style, "max_whitespace_cnt": BLANKS_HIGH}
+    """schema: as `schema.read` writes it, open objects said to be open; without lengths in other styles."""
+    form = {"type": "json_schema", "json_schema": schema, "style": style, "max_whitespace_cnt": BLANKS_HIGH}
+    # The bare texts of the other styles are bytes, and the compiler excludes at the price of lengths.
+    return form if style == "json" else {**form, "excludes": [UNSAID]}
 
 
 def literal(text: str, markers: Mapping[str, int]) -> list[Format]:
@@ -75,7 +102,8 @@ def _until(closing: list[Format]) -> list[Format]:
     if first["type"] == "token":
         # Text can't hold a special token.
         return [{"type": "any_text"}, *closing]
-    return [{"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": first["value"]}, *rest]
+    content = {"type": "any_text", "excludes": [UNSAID]}
+    return [{"type": "tag", "begin": "", "content": content, "end": first["value"]}, *rest]
 
 
 def after_reasoning(reasoning: Reasoning | None, answer: Format, markers: Mapping[str, int]) -> Format:

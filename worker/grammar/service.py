@@ -18,7 +18,7 @@ import msgspec
 
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.worker.engine.constraint import Constraint
-from mlxpool.worker.grammar import messages, runtime
+from mlxpool.worker.grammar import formats, messages, runtime
 from mlxpool.worker.grammar.helper import COMMAND
 from mlxpool.worker.grammar.matcher import MatcherConstraint, OpenCount
 from mlxpool.worker.grammar.queue import LIMITS, CompileQueue, Entry, Limits, Refused
@@ -31,6 +31,8 @@ from mlxpool.worker.grammar.spec import (
     give_up,
     invalid_text,
 )
+from mlxpool.worker.text.reasoning import REASONING_FAMILIES
+from mlxpool.worker.text.tools.families import family_tokens
 
 # Kept compiled grammars: an agent uses a handful. The bytes are the compiler's count and the specs' texts.
 CACHE_GRAMMARS = 128
@@ -39,10 +41,6 @@ CACHE_BYTES = 64 * 1024 * 1024
 # A refusal for being slow may have been the machine's fault.
 REFUSAL_S = 60.0
 _REFUSALS = 128
-
-# Begins the bytes of markers that are special tokens. It is no UTF-8, so text in a grammar can't hold them
-# and only a grammar that names the token can.
-_NO_TEXT = b"\xff"
 
 
 class Compiled:
@@ -73,7 +71,7 @@ class Held(msgspec.Struct, frozen=True):
 
 class GrammarService:
     """For one model. width: of its logits. slots: rows of its batch, which is how many grammars compile at
-    once. marker_texts: what the answer's readers take for a marker."""
+    once. markers: ids of the special tokens that the answer's readers take for markers."""
 
     def __init__(
         self,
@@ -81,14 +79,13 @@ class GrammarService:
         width: int,
         slots: int,
         *,
-        marker_texts: Sequence[str] = (),
         limits: Limits = LIMITS,
         command: Sequence[str] = COMMAND,
     ) -> None:
         self._tokenizer = tokenizer
         self._width = width
         self._stop_ids = tuple(sorted(token for token in tokenizer.eos_ids if token < width))
-        self.markers: Mapping[str, int] = _markers(tokenizer, marker_texts, width)
+        self.markers: Mapping[str, int] = _markers(tokenizer, width)
         self._queue = CompileQueue(self._vocabulary, slots, limits, command)
         self._opened = OpenCount()
         self._cache: OrderedDict[GrammarSpec, Compiled] = OrderedDict()
@@ -186,7 +183,7 @@ class GrammarService:
     def _vocabulary(self) -> messages.Vocabulary:
         tokens = self._tokenizer.vocabulary()[: self._width]
         for text, token in self.markers.items():
-            tokens[token] = _NO_TEXT + text.encode()
+            tokens[token] = formats.marker_bytes(text)
         return messages.Vocabulary(tokens, list(self._stop_ids), self._width)
 
     def _warm(self) -> None:
@@ -225,16 +222,14 @@ class GrammarService:
         raise Refused(refused.reason, unread=refused.unread)
 
 
-def _markers(tokenizer: ChatTokenizer, texts: Sequence[str], width: int) -> dict[str, int]:
-    """Ids of the marker texts that are special tokens of this vocabulary and don't end an answer."""
+def _markers(tokenizer: ChatTokenizer, width: int) -> dict[str, int]:
+    """Ids of the markers that are special tokens of this vocabulary and don't end an answer."""
+    reasoning = (family.tokens for family in REASONING_FAMILIES.values())
     found = {}
-    for text in texts:
+    for text in family_tokens().union(*reasoning):
         token = tokenizer.token_id(text)
-        if (
-            token is not None
-            and token < width
-            and tokenizer.is_special(token)
-            and token not in tokenizer.eos_ids
-        ):
+        if token is None or token >= width or token in tokenizer.eos_ids:
+            continue
+        if tokenizer.is_special(token):
             found[text] = token
     return found

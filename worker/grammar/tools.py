@@ -32,11 +32,15 @@ from mlxpool.worker.grammar.schema import InvalidSchema, read
 
 FALLBACK_FAMILY = "json_tools"
 
+# A property may be called so too; then the call is forced in JSON, which is always right.
+_LENGTH = re.compile(rb'"(?:min|max)Length"')
+
 
 class _Syntax(msgspec.Struct, frozen=True):
     """A call is `before` NAME `middle` arguments `after`; all calls stand between `begin` and `end` with
     `separator` between them. names: which function names it can write. numbered: a number of the client's
-    own stands before `middle`. single: it has no way to write several."""
+    own stands before `middle`. single: it has no way to write several. inside: what the style writes as
+    letters, which no vocabulary may have as special tokens."""
 
     before: str
     middle: str
@@ -47,20 +51,26 @@ class _Syntax(msgspec.Struct, frozen=True):
     style: str = "json"
     single: bool = False
     numbered: bool = False
+    inside: tuple[str, ...] = ()
     names: str = r"[^\"\\<>\s]+"
 
 
-def _json_between(opening: str, closing: str) -> _Syntax:
-    return _Syntax(
-        before=opening + '\n{"name": "', middle='", "arguments": ', after="}\n" + closing, separator="\n"
-    )
-
-
-_GLM = _Syntax(before="<tool_call>", middle="", after="</tool_call>", separator="\n", style="glm_xml")
+_GLM = _Syntax(
+    before="<tool_call>",
+    middle="",
+    after="</tool_call>",
+    separator="\n",
+    style="glm_xml",
+    inside=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
 
 _SYNTAX = {
-    FALLBACK_FAMILY: _json_between("<tool_call>", "</tool_call>"),
-    "longcat": _json_between("<longcat_tool_call>", "</longcat_tool_call>"),
+    FALLBACK_FAMILY: _Syntax(
+        before='<tool_call>\n{"name": "',
+        middle='", "arguments": ',
+        after="}\n</tool_call>",
+        separator="\n",
+    ),
     "llama3": _Syntax(before='{"name": "', middle='", "parameters": ', after="}", single=True),
     "mistral": _Syntax(before="[TOOL_CALLS]", middle="[ARGS]", after="", names=r"[\w-]+"),
     "kimi_k2": _Syntax(
@@ -132,7 +142,11 @@ def calls(
     name = forced_family(family)
     syntax = _SYNTAX[name]
     written = all(re.fullmatch(syntax.names, tool.name) for _, tool in tools)
-    plain = syntax.style == "json" or (not loose and all(_is_plain(tool.parameters) for _, tool in tools))
+    plain = syntax.style == "json" or (
+        not loose
+        and markers.keys().isdisjoint(syntax.inside)
+        and all(_is_plain(tool.parameters) for _, tool in tools)
+    )
     if not (written and plain):
         name, syntax = FALLBACK_FAMILY, _SYNTAX[FALLBACK_FAMILY]
     if syntax.style != "json":
@@ -193,6 +207,8 @@ def _is_plain(parameters: dict[str, Any]) -> bool:
         and set(parameters.get("required", ())) <= properties.keys()
         and all(re.fullmatch(r"[\w.-]+", name) for name in properties)
         and all(_is_plain_argument(schema) for schema in properties.values())
+        # Also in the JSON inside: see `formats.json_schema`.
+        and not _LENGTH.search(msgspec.json.encode(properties))
     )
 
 
