@@ -1,0 +1,241 @@
+"""The whole way with the real compiler: a form asked for, a constraint that a row carries."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from mlxpool.shared.api.structure import Structure
+from mlxpool.shared.api.tools import Tool, ToolChoice
+from mlxpool.shared.chat import ChatTokenizer
+from mlxpool.shared.errors import ApiError
+from mlxpool.worker.engine.constraint import Constraint
+from mlxpool.worker.grammar.queue import LIMITS, Limits, Refused
+from mlxpool.worker.grammar.service import GrammarService
+from mlxpool.worker.grammar.spec import Demand, GrammarSpec
+from tests.tools import tiny_models
+
+# More than the tokenizer's ids, as a padded model's logits are.
+WIDTH = tiny_models.VOCAB_SIZE
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tiny_models.EOS_ID}))
+    return ChatTokenizer.with_tokenizer(folder, tiny_models.tokenizer())
+
+
+def schema(value: Any, strict: bool = False) -> Demand:
+    return Demand(Structure("json_schema", "response_format", value, strict))
+
+
+def nested(levels: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        inner = {"type": "object", "properties": {"a": inner}, "required": ["a"]}
+    return inner
+
+
+def with_service(
+    tokenizer: ChatTokenizer, use: Callable[[GrammarService], Awaitable[None]], limits: Limits = LIMITS
+) -> None:
+    async def run() -> None:
+        service = GrammarService(tokenizer, WIDTH, 4, limits=limits)
+        try:
+            await use(service)
+        finally:
+            await service.close()
+
+    asyncio.run(run())
+
+
+def allowed(constraint: Constraint) -> set[int] | None:
+    mask = np.zeros(WIDTH // 32, dtype=np.int32)
+    if not constraint.fill(mask):
+        return None
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
+def letters(tokenizer: ChatTokenizer, text: str) -> set[int]:
+    return {tokenizer.encode(letter)[0] for letter in text}
+
+
+def test_a_row_is_led_to_an_answer_of_its_form(tokenizer: ChatTokenizer) -> None:
+    async def use(service: GrammarService) -> None:
+        held = await service.hold(schema(SCHEMA))
+        assert (held.family, held.instruction, held.warnings) == (None, None, ())
+        assert held.compiled is not None
+        row, other = held.compiled.constraint(), held.compiled.constraint()
+        assert service.open_constraints == 2
+        assert allowed(row) == letters(tokenizer, "{")
+        for token in tokenizer.encode('{"a": 12, "b": '):
+            assert row.accept(token)
+        assert allowed(row) == letters(tokenizer, " \n\t\rtf")
+        assert not row.accept(tokenizer.encode("x")[0])
+        for token in tokenizer.encode("true}"):
+            assert row.accept(token)
+        # Only the end, and nothing after it.
+        assert allowed(row) == {tiny_models.EOS_ID}
+        assert row.accept(tiny_models.EOS_ID)
+        assert allowed(row) == {tiny_models.EOS_ID}
+        # Each row has a place of its own.
+        assert allowed(other) == letters(tokenizer, "{")
+        row.release()
+        other.release()
+        assert service.open_constraints == 0
+
+        await forms(service, tokenizer)
+
+    with_service(tokenizer, use)
+
+
+async def forms(service: GrammarService, tokenizer: ChatTokenizer) -> None:
+    """More of the same service: starting the compiler takes seconds."""
+    # Text is any text, but no special token and none of the logits' padding.
+    held = await service.hold(Demand(Structure("regex", "guided_regex", "(.|\n)*")))
+    assert held.compiled is not None
+    free = allowed(held.compiled.constraint())
+    assert free is not None
+    assert letters(tokenizer, "aé\n") <= free
+    assert tiny_models.BOS_ID not in free
+    assert free <= set(range(256)) | {tiny_models.EOS_ID}
+
+    # A grammar that leads nowhere ends the row instead of masking every token.
+    held = await service.hold(Demand(Structure("grammar", "guided_grammar", 'root ::= "a" root')))
+    assert held.compiled is not None
+    dead = held.compiled.constraint()
+    assert allowed(dead) == letters(tokenizer, "a")
+    held = await service.hold(Demand(Structure("grammar", "guided_grammar", "root ::= root")))
+    assert held.compiled is not None
+    dead = held.compiled.constraint()
+    assert allowed(dead) == {tiny_models.EOS_ID}
+    assert dead.accept(tiny_models.EOS_ID)
+
+    with pytest.raises(ApiError) as caught:
+        await service.hold(Demand(Structure("grammar", "guided_grammar", "root ::= (")))
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "guided_grammar")
+    assert "EBNF" in caught.value.message
+    assert ".cc" not in caught.value.message
+
+    # Valid, but nothing fits it: the compiler says so.
+    impossible = {"type": "integer", "minimum": 5, "maximum": 3}
+    held = await service.hold(schema(impossible))
+    assert held.compiled is None
+    assert held.instruction is not None
+    assert held.warnings[0].startswith("grammar not enforced: ")
+    with pytest.raises(ApiError) as caught:
+        await service.hold(schema(impossible, strict=True))
+    assert caught.value.code == "unsupported_schema"
+
+    held = await service.hold(Demand(tools=(Tool("f", SCHEMA, {}),), choice=ToolChoice("required")))
+    assert (held.family, held.warnings) == ("json_tools", ())
+    assert held.compiled is not None
+    assert allowed(held.compiled.constraint()) == letters(tokenizer, "<")
+    assert (await service.hold(Demand())).compiled is None
+
+
+def test_a_grammar_is_compiled_once_and_kept(tokenizer: ChatTokenizer) -> None:
+    async def use(service: GrammarService) -> None:
+        together = await asyncio.gather(*(service.hold(schema(SCHEMA)) for _ in range(20)))
+        assert len({id(held.compiled) for held in together}) == 1
+        assert service.helper_pid is not None
+        psutil.Process(service.helper_pid).kill()
+        again = await service.hold(schema(SCHEMA))
+        assert again.compiled is together[0].compiled
+
+        spec = GrammarSpec('{"type": "structural_tag", "format": {"type": "regex", "pattern": "("}}')
+        for _ in range(2):
+            with pytest.raises(Refused) as caught:
+                await service.compile(spec)
+            assert caught.value.unread
+        # The second time without asking.
+        assert service.preparing == 0
+
+        left = asyncio.ensure_future(service.hold(schema({"const": "left"})))
+        stays = asyncio.ensure_future(service.hold(schema({"const": "left"})))
+        await asyncio.sleep(0)
+        left.cancel()
+        held = await stays
+        assert held.compiled is not None
+
+    with_service(tokenizer, use)
+
+
+def test_a_schema_too_deep_and_an_enum_too_long_are_words_in_time_and_hurt_no_other(
+    tokenizer: ChatTokenizer,
+) -> None:
+    # The bytes of this vocabulary compile faster than a real one's tokens: deeper makes up for it.
+    slow = [schema(nested(450)), schema({"enum": [f"value number {place}" for place in range(60_000)]})]
+
+    async def use(service: GrammarService) -> None:
+        await service.hold(schema({"const": "ready"}))
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        waits = [asyncio.ensure_future(service.hold(demand)) for demand in slow]
+        held = await service.hold(schema(SCHEMA))
+        assert held.compiled is not None
+        for held in await asyncio.gather(*waits):
+            assert held.compiled is None
+            assert held.warnings == ("grammar not enforced: it takes more than 0.4 s to compile",)
+        with pytest.raises(ApiError) as caught:
+            await service.hold(schema(nested(450), strict=True))
+        assert caught.value.code == "unsupported_schema"
+        # Remembered: not tried again.
+        assert loop.time() - began < 20
+
+    with_service(tokenizer, use, Limits(compile_s=0.4))
+
+
+WORKER = """
+import asyncio, sys
+from mlxpool.shared.chat import ChatTokenizer
+from mlxpool.worker.grammar.service import GrammarService
+from mlxpool.worker.grammar.spec import GrammarSpec
+from tests.tools import tiny_models
+from pathlib import Path
+
+async def main():
+    tokenizer = ChatTokenizer.with_tokenizer(Path(sys.argv[1]), tiny_models.tokenizer())
+    service = GrammarService(tokenizer, tiny_models.VOCAB_SIZE, 1)
+    assert "torch" not in sys.modules and "xgrammar" not in sys.modules
+    wait = asyncio.ensure_future(service.compile(GrammarSpec("{}")))
+    while service.helper_pid is None:
+        await asyncio.sleep(0.01)
+    print(service.helper_pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_worker_leaves_no_compiler_and_imports_none_before_it_is_asked(tmp_path: Path) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert worker.stdout is not None
+        helper = psutil.Process(int(worker.stdout.readline()))
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        psutil.wait_procs([helper], timeout=10)
+        assert not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE
+    finally:
+        worker.kill()
+        worker.wait()
