@@ -1,7 +1,8 @@
 """Calls that are read as a whole block by one of mlx-lm's parsers.
 
 Such a parser may raise anything and say anything: what it gives counts only when it is calls of declared
-functions, all of them.
+functions, all of them. And it may take time that grows with the square of the block, on the engine's thread:
+hence the bound, and hence readers of our own for every format that allows one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from mlxpool.worker.text.find import Finder
 from mlxpool.worker.text.marks import Marks
 from mlxpool.worker.text.tools.feed import Broken, Reading
 from mlxpool.worker.text.tools.json_calls import call_whole
-from mlxpool.worker.text.tools.machine import HELD_CHARS, Reader, ToolMachine
+from mlxpool.worker.text.tools.machine import Reader, ToolMachine
+
+# A block at this bound takes the slowest parser in use (Python calls) 0.15 s at worst.
+BLOCK_CHARS = 32 * 1024
 
 # One of mlx-lm's parsers: a block's text and the tools in, one call or a list of calls out; raises anything.
 Parse = Callable[[str, list[dict[str, Any]]], Any]
@@ -24,7 +28,7 @@ def block_reader(marks: Marks, parse: Parse, closer: str) -> Reader:
     end = Finder((marks.form(closer),))
 
     def read(machine: ToolMachine, _opener: str) -> Reading[None]:
-        text, _ = yield from machine.feed.until(end, HELD_CHARS)
+        text, _ = yield from machine.feed.until(end, BLOCK_CHARS)
         tools = [
             {"type": "function", "function": {"name": tool.name, "parameters": tool.parameters}}
             for tool in machine.tools.values()

@@ -16,6 +16,7 @@ from mlxpool.worker.text.tools.json_calls import read_json_calls
 from mlxpool.worker.text.tools.machine import Reader, ToolMachine
 from mlxpool.worker.text.tools.pair_calls import PairReader
 from mlxpool.worker.text.tools.xml_calls import Dialect, XmlReader
+from mlxpool.worker.text.tools.xtml_calls import XtmlReader
 
 # What makes a family's reader for a vocabulary; the parser is None where the family needs none.
 _Make = Callable[[Marks, Parse | None], Reader]
@@ -62,9 +63,8 @@ def _block(closer: str) -> _Make:
     return make
 
 
-def _blocks(name: str, opener: str, closer: str, tokens: tuple[str, ...] | None = None) -> ToolFamily:
-    tokens = (opener, closer) if tokens is None else tokens
-    return ToolFamily(name, (opener,), _block(closer), tokens, streams=False, needs_parser=True)
+def _gemma(quote: str, closer: str) -> _Make:
+    return lambda marks, _parse: GemmaReader(quote, closer, marks).reader()
 
 
 _TAGS = ("<tool_call>", "</tool_call>")
@@ -73,6 +73,14 @@ _QWEN = Dialect(_TAGS, ("<function=", "</function>"), ("<parameter=", "</paramet
 _MINICPM = Dialect(None, ("<function name=", "</function>"), ("<param name=", "</param>"), cdata=True)
 _MINIMAX_TAGS = ("<minimax:tool_call>", "</minimax:tool_call>")
 _MINIMAX = Dialect(_MINIMAX_TAGS, ("<invoke name=", "</invoke>"), ("<parameter name=", "</parameter>"))
+_MUSE_TAGS = ("<atem:function_calls>", "</atem:function_calls>")
+_MUSE = Dialect(
+    _MUSE_TAGS,
+    ("<atem:invoke", "</atem:invoke>"),
+    ("<atem:parameter", "</atem:parameter>"),
+    attributes=True,
+    guess=True,
+)
 _KIMI_TOKENS = (
     "<|tool_calls_section_begin|>",
     "<|tool_calls_section_end|>",
@@ -98,7 +106,7 @@ TOOL_FAMILIES = {
         ToolFamily(
             "gemma4",
             ("<|tool_call>",),
-            lambda marks, _: GemmaReader(marks).reader(),
+            _gemma('<|"|>', "<tool_call|>"),
             ("<|tool_call>", "<tool_call|>", '<|"|>'),
         ),
         ToolFamily(
@@ -114,15 +122,27 @@ TOOL_FAMILIES = {
             _KIMI_TOKENS,
         ),
         ToolFamily("llama3", ("<|python_tag|>",), _json(""), ("<|python_tag|>",), bare=True),
-        _blocks(
+        ToolFamily(
+            "function_gemma",
+            ("<start_function_call>",),
+            _gemma("<escape>", "<end_function_call>"),
+            ("<start_function_call>", "<end_function_call>", "<escape>"),
+        ),
+        ToolFamily(
             "kimi_k3",
-            "<|open|>tools<|sep|>",
-            "<|close|>tools<|sep|>",
+            ("<|open|>tools<|sep|>",),
+            lambda marks, _: XtmlReader(marks).reader(),
             ("<|open|>", "<|close|>", "<|sep|>"),
         ),
-        _blocks("pythonic", "<|tool_call_start|>", "<|tool_call_end|>"),
-        _blocks("muse_spark", "<atem:function_calls>", "</atem:function_calls>"),
-        _blocks("function_gemma", "<start_function_call>", "<end_function_call>"),
+        ToolFamily("muse_spark", _MUSE_TAGS[:1], _xml(_MUSE), _MUSE_TAGS),
+        ToolFamily(
+            "pythonic",
+            ("<|tool_call_start|>",),
+            _block("<|tool_call_end|>"),
+            ("<|tool_call_start|>", "<|tool_call_end|>"),
+            streams=False,
+            needs_parser=True,
+        ),
     )
 }
 

@@ -1,6 +1,6 @@
-"""Gemma 4's calls: call:NAME{key:VALUE,…}, strings between tokens that are nothing but quotes.
+"""Gemma's calls: call:NAME{key:VALUE,…}, strings between tokens that are nothing but quotes.
 
-Like JSON with bare keys; the quotes are special tokens, so a string needs no escapes.
+Like JSON with bare keys; the quotes are tokens of their own, so a string needs no escapes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from mlxpool.worker.text.tools.schema import types_of
 from mlxpool.worker.text.tools.text_value import stream_text
 
 _CALL = "call:"
+# As in JSON: arguments nested deeper are no function's.
 _DEPTH = 64
+# Characters of a number or a bare word.
 _WORD_CHARS = 512
 # No bracket, and no marker: those are lone surrogates.
 _WORD_RUN = re.compile(r"[^,\[\]{}\ud800-\udfff]+")
 
 
 class GemmaReader:
-    """Reads the calls between `<|tool_call>` and `<tool_call|>`."""
+    """quote: the marker around strings. closer: the marker behind the calls."""
 
-    def __init__(self, marks: Marks) -> None:
-        self._quote = marks.form('<|"|>')
-        self._closer = marks.form("<tool_call|>")
+    def __init__(self, quote: str, closer: str, marks: Marks) -> None:
+        self._quote = marks.form(quote)
+        self._closer = marks.form(closer)
         # Past the block's end no string goes on.
         self._string_end = Finder((self._quote, self._closer))
         self._key_end = Finder((self._quote,))

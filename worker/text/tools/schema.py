@@ -8,13 +8,14 @@ Pure.
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-# References and alternatives inside alternatives that are followed; schemas that nest deeper name no type.
-_DEPTH = 8
+# Schemas that are looked at for one type: references may go in circles, and alternatives into the thousands.
+_SCHEMAS = 100
 
 _TRUE, _FALSE, _NULL = ("true", "True"), ("false", "False"), ("null", "None", "Null")
 
@@ -23,15 +24,15 @@ def types_of(parameters: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """The JSON types that the argument `key` may have, in the order the schema names them; () for any."""
     properties = parameters.get("properties")
     schema = properties.get(key) if isinstance(properties, dict) else None
-    return tuple(dict.fromkeys(_types(schema, parameters, _DEPTH)))
+    return tuple(dict.fromkeys(_types(schema, parameters, itertools.count())))
 
 
-def _types(schema: object, root: Mapping[str, Any], depth: int) -> list[str]:
-    if not isinstance(schema, dict) or not depth:
+def _types(schema: object, root: Mapping[str, Any], looked_at: Iterator[int]) -> list[str]:
+    if not isinstance(schema, dict) or next(looked_at) >= _SCHEMAS:
         return []
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        return _types(_resolve(reference, root), root, depth - 1)
+        return _types(_resolve(reference, root), root, looked_at)
     named = schema.get("type")
     if isinstance(named, str):
         return [named]
@@ -43,7 +44,7 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> list[str]:
     for word in ("anyOf", "oneOf", "allOf"):
         branches = schema.get(word)
         if isinstance(branches, list):
-            found = [_types(branch, root, depth - 1) for branch in branches]
+            found = [_types(branch, root, looked_at) for branch in branches]
             # One branch that allows anything allows anything, where one of them is enough.
             if word != "allOf" and not all(found):
                 return []

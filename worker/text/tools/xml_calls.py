@@ -6,6 +6,8 @@ so. The first closing tag ends a value: nothing in these formats escapes one.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from mlxpool.worker.text.find import Finder
@@ -16,20 +18,24 @@ from mlxpool.worker.text.tools.machine import HEADER_CHARS, Reader, ToolMachine
 from mlxpool.worker.text.tools.schema import types_of
 from mlxpool.worker.text.tools.text_value import read_text_value
 
+_NAME_ATTRIBUTE = re.compile(r'\bname="([^"]*)"')
 _TAG_END = Finder((">",))
 _CDATA, _CDATA_END = "<![CDATA[", Finder(("]]>",))
 
 
 class Dialect(msgspec.Struct, frozen=True):
     """outer: tags around all calls of a block, None for none. function, parameter: what stands before the
-    name, and the closing tag. newlines: the template writes one after a parameter's tag and one before its
-    closing tag. cdata: values may be CDATA sections."""
+    name, and the closing tag. attributes: the name is one of the tag's attributes. newlines: the template
+    writes one after a parameter's tag and one before its closing tag. cdata: values may be CDATA sections.
+    guess: a value whose type is not declared is JSON where it can be."""
 
     outer: tuple[str, str] | None
     function: tuple[str, str]
     parameter: tuple[str, str]
+    attributes: bool = False
     newlines: bool = False
     cdata: bool = False
+    guess: bool = False
 
 
 class XmlReader:
@@ -61,7 +67,7 @@ class XmlReader:
     def _read_call(self, machine: ToolMachine) -> Reading[bool]:
         """Behind a function's opening tag; says whether the block's closing tag was read too."""
         feed = machine.feed
-        name = yield from _read_name(feed, HEADER_CHARS)
+        name = yield from self._read_name(feed, HEADER_CHARS)
         parameters = machine.parameters(name)
         writer = machine.begin_call(name)
         writer.open("{")
@@ -70,7 +76,7 @@ class XmlReader:
             yield from feed.solid()
             marked = feed.hold()
             if (yield from feed.take(self._parameter)):
-                key = yield from _read_name(feed, KEY_CHARS)
+                key = yield from self._read_name(feed, KEY_CHARS)
                 feed.release(marked)
                 writer.key(key)
                 types = types_of(parameters, key)
@@ -89,18 +95,20 @@ class XmlReader:
         return closed
 
     def _read_value(self, machine: ToolMachine, types: tuple[str, ...]) -> Reading[None]:
-        feed, writer = machine.feed, machine.arguments
+        feed, writer, guess = machine.feed, machine.arguments, self._dialect.guess
         if self._dialect.cdata and (yield from feed.take(_CDATA)):
-            yield from read_text_value(feed, writer, types, _CDATA_END)
+            yield from read_text_value(feed, writer, types, _CDATA_END, guess=guess)
             yield from feed.expect(self._parameter_end)
         else:
-            yield from read_text_value(feed, writer, types, self._value_end, self._dialect.newlines)
+            yield from read_text_value(feed, writer, types, self._value_end, self._dialect.newlines, guess)
 
-
-def _read_name(feed: Feed, limit: int) -> Reading[str]:
-    """A name up to the tag's end, out of its quotes."""
-    text, _ = yield from feed.until(_TAG_END, limit)
-    name = text.strip()
-    if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
-        name = name[1:-1]
-    return name
+    def _read_name(self, feed: Feed, limit: int) -> Reading[str]:
+        """A name up to the tag's end, out of its quotes."""
+        text, _ = yield from feed.until(_TAG_END, limit)
+        if self._dialect.attributes:
+            named = _NAME_ATTRIBUTE.search(text)
+            return named[1] if named is not None else ""
+        name = text.strip()
+        if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
+            name = name[1:-1]
+        return name

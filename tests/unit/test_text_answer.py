@@ -1,0 +1,250 @@
+"""An answer's machines together: what is a stop and what isn't, when the answer is over, markers by token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from mlxpool.worker.text.detokeniser import ByteDetokeniser, WindowDetokeniser
+from mlxpool.worker.text.events import Reasoning, Text, ToolCallArguments, ToolCallEnd, ToolCallStart
+from mlxpool.worker.text.format import AnswerFormat, DeclaredTool
+from mlxpool.worker.text.marks import Marks, TokenText
+from mlxpool.worker.text.model import ModelText
+from tests.tools.answers import machine, merged, run, seen, split
+
+ANY = DeclaredTool("any", {"type": "object"})
+CALL = '<tool_call>{"name": "any", "arguments": {"text": "STOP"}}</tool_call>'
+
+LOST = "\N{REPLACEMENT CHARACTER}"
+
+
+def tools(**more: object) -> AnswerFormat:
+    return AnswerFormat(reasoning="think", tools="json_tools", declared=(ANY,), **more)  # type: ignore[arg-type]
+
+
+@given(cuts=st.lists(st.integers(0, 200), max_size=20))
+def test_a_stop_string_in_reasoning_or_in_a_calls_arguments_is_no_stop(cuts: list[int]) -> None:
+    text = f"<think>STOP it?</think>Well.{CALL}So STOP here."
+    pieces = split(text, cuts)
+    answer = machine(pieces, tools(stops=("STOP",)))
+    events = merged(event for token in range(len(pieces)) for event in answer.push(token))
+    assert seen(events) == [
+        ["reasoning", "STOP it?"],
+        ["text", "Well."],
+        ["call", "any", {"text": "STOP"}],
+        ["text", "So "],
+    ]
+    assert (answer.over, answer.stop, answer.called) == (True, "STOP", True)
+    assert answer.flush() == []
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "met"),
+    [
+        (("abc", "zz", "b", "xyz"), "xx a", "b"),
+        (("bcd", "abcde", "cd", "d"), "xx abc a", "bcd"),
+        (("abcd", "d", "cd", "nowhere"), "xx abc ", "abcd"),
+    ],
+)
+def test_of_four_stops_the_earliest_wins_in_every_split(stops: tuple[str, ...], text: str, met: str) -> None:
+    answered = "xx abc abcd"
+    for first in range(len(answered)):
+        for second in range(first, len(answered)):
+            pieces = [answered[:first], answered[first:second], answered[second:]]
+            answer = machine(pieces, AnswerFormat(stops=stops))
+            events = merged(event for token in range(3) for event in answer.push(token))
+            assert (events, answer.stop, answer.over) == ([Text(text)], met, True)
+
+
+def test_text_before_a_stop_is_kept_and_nothing_behind_it_comes() -> None:
+    answer = machine(["one ST", "OP two ", CALL], tools(stops=("STOP",)))
+    assert [answer.push(token) for token in range(3)] == [[Text("one ")], [], []]
+    assert not answer.called
+
+
+def test_a_stop_does_not_reach_over_a_call() -> None:
+    assert seen(run([f"a ST{CALL}OP b"], tools(stops=("STOP",)))) == [
+        ["text", "a ST"],
+        ["call", "any", {"text": "STOP"}],
+        ["text", "OP b"],
+    ]
+
+
+def test_an_answer_of_one_call_is_over_behind_its_last_brace() -> None:
+    answer = machine([CALL[:-14], CALL[-14:] + CALL], tools(one_call=True))
+    answer.push(0)
+    assert not answer.over
+    assert answer.push(1)[-1] == ToolCallEnd(0)
+    assert answer.over
+    assert answer.called
+    assert (answer.push(1), answer.flush()) == ([], [])
+
+
+def test_a_call_that_the_limit_cut_has_no_end_and_does_not_count() -> None:
+    answer = machine([CALL[:-20]], tools())
+    events = [*answer.push(0), *answer.flush()]
+    assert [type(event) for event in events] == [ToolCallStart, ToolCallArguments]
+    assert not answer.called
+
+
+def test_arguments_stream_as_they_are_written() -> None:
+    pieces = [
+        '<tool_call>{"name": "any", "arguments": {"text": "first',
+        " second",
+        ' third"',
+        ', "n": 1',
+        "}}",
+    ]
+    answer = machine(pieces, tools())
+    sent = [answer.push(token) for token in range(len(pieces))]
+    assert sent == [
+        [ToolCallStart(0, "call-0", "any"), ToolCallArguments(0, '{"text": "first')],
+        [ToolCallArguments(0, " second")],
+        [ToolCallArguments(0, ' third"')],
+        [ToolCallArguments(0, ', "n": ')],
+        [ToolCallArguments(0, "1}"), ToolCallEnd(0)],
+    ]
+
+
+def test_prose_streams_while_calls_are_looked_for() -> None:
+    answer = machine(["I ", "will <", "b> ", "<tool", "box> "], tools())
+    assert [merged(answer.push(token)) for token in range(5)] == [
+        [Text("I ")],
+        [Text("will ")],
+        [Text("<b> ")],
+        [],
+        [Text("<toolbox> ")],
+    ]
+
+
+@pytest.mark.parametrize("closer", ["}", "}}", "}}\n", "}}\n</tool_", "}}</tool_call>\n\n"])
+def test_the_end_of_a_calls_markup_is_never_text_wherever_it_is_cut(closer: str) -> None:
+    text = '<tool_call>{"name": "any", "arguments": {"a": 1' + closer
+    assert seen(run(list(text), tools())) == [["call", "any", {"a": 1}]]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(
+    arguments=st.dictionaries(st.text(max_size=20), JSON, max_size=5),
+    ascii_only=st.booleans(),
+    indent=st.sampled_from([None, 2]),
+    cuts=st.lists(st.integers(0, 500), max_size=20),
+)
+def test_any_arguments_come_out_as_they_were_meant(
+    arguments: dict[str, object], ascii_only: bool, indent: int | None, cuts: list[int]
+) -> None:
+    written = json.dumps({"name": "any", "arguments": arguments}, ensure_ascii=ascii_only, indent=indent)
+    text = f"<tool_call>{written}</tool_call>"
+    assert seen(run(split(text, cuts), tools())) == [["call", "any", arguments]]
+
+
+def test_half_a_character_in_an_escape_becomes_a_replacement() -> None:
+    text = '<tool_call>{"name": "any", "arguments": {"a": "\\ud800x", "\\udc00": ["\\ud83d"]}}</tool_call>'
+    assert seen(run(list(text), tools())) == [["call", "any", {"a": f"{LOST}x", LOST: [LOST]}]]
+
+
+@pytest.mark.parametrize("deep", ["[" * 100, '{"a": ' * 100])
+def test_arguments_nested_beyond_reason_end_the_call(deep: str) -> None:
+    answer = machine([f'<tool_call>{{"name": "any", "arguments": {{"x": {deep}'], tools())
+    events = merged([*answer.push(0), *answer.flush()])
+    assert isinstance(events[2], ToolCallEnd)
+    assert isinstance(json.loads(events[1].text), dict)  # type: ignore[union-attr]
+
+
+def gemma_tokens() -> tuple[dict[str, int], list[str]]:
+    texts = ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<|im_end|>"]
+    return {text: 256 + place for place, text in enumerate(texts)}, texts
+
+
+def ids_of(text: str, ids: dict[str, int]) -> list[int]:
+    """Bytes as tokens, and the markers that `ids` knows."""
+    out: list[int] = []
+    while text:
+        marker = next((marker for marker in ids if text.startswith(marker)), None)
+        out += [ids[marker]] if marker is not None else list(text[0].encode())
+        text = text[len(marker or text[0]) :]
+    return out
+
+
+def gemma() -> ModelText:
+    ids, _ = gemma_tokens()
+    return ModelText(
+        lambda: ByteDetokeniser(lambda token: bytes([token]) if token < 256 else b""),
+        ids.get,
+        lambda token: token >= 256,
+        lambda name: pytest.fail(f"no parser is needed, and {name}'s was asked for"),
+    )
+
+
+def test_letters_that_look_like_a_special_token_are_text() -> None:
+    how = AnswerFormat(reasoning="gemma4", tools="gemma4", declared=(ANY,))
+    text = '<|tool_call>call:any{a:<|"|>x<|"|>}<tool_call|>'
+    by_letter = gemma().answer(how)
+    events = merged([e for token in text.encode() for e in by_letter.push(token)] + by_letter.flush())
+    assert events == [Text(text)]
+    by_token = gemma().answer(how)
+    ids = ids_of(text, gemma_tokens()[0])
+    assert seen([e for token in ids for e in by_token.push(token)]) == [["call", "any", {"a": "x"}]]
+
+
+def test_a_special_token_that_means_nothing_here_has_no_text() -> None:
+    answer = gemma().answer(AnswerFormat(reasoning="gemma4", tools="gemma4", declared=(ANY,)))
+    ids = ids_of("Hi<channel|> there<|im_end|><tool_call|>!", gemma_tokens()[0])
+    assert merged(e for token in ids for e in answer.push(token)) == [Text("Hi there!")]
+
+
+def test_a_character_cut_by_a_marker_comes_out_before_it() -> None:
+    ids, _ = gemma_tokens()
+    answer = gemma().answer(AnswerFormat(reasoning="gemma4", tools="gemma4", declared=(ANY,)))
+    tokens = [0xE2, 0x82, *ids_of("<|tool_call>call:any{}<tool_call|>", ids)]
+    assert seen([e for token in tokens for e in answer.push(token)]) == [
+        ["text", LOST],
+        ["call", "any", {}],
+    ]
+
+
+def test_a_marker_takes_no_space_from_the_word_behind_it() -> None:
+    words = ["▁Hello", "▁world", "<think>", "</think>", "▁again"]
+    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="▁"))
+    tokenizer.add_tokens([AddedToken(word, special=False) for word in words[2:4]])
+    tokenizer.decoder = decoders.Metaspace()
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids)))
+
+    marks = Marks(
+        token_id=tokenizer.token_to_id, is_special=lambda _: False, ordinary=("<think>", "</think>")
+    )
+    source = TokenText(WindowDetokeniser(decode), marks)
+    text = "".join([source.push(token) for token in (0, 1, 2, 1, 3, 4)]) + source.flush()
+    assert marks.plain(text) == "Hello world<think> world</think> again"
+
+
+def test_an_ordinary_token_keeps_its_text_where_it_means_nothing() -> None:
+    marks = Marks(token_id={"<think>": 7}.get, is_special=lambda _: False, ordinary=("<think>",))
+    text = f"Write {marks.form('<think>')} first."
+    assert run(list(text), AnswerFormat(), marks) == [Text("Write <think> first.")]
+    assert run(list(text), AnswerFormat(reasoning="think"), marks) == [Text("Write <think> first.")]
+
+
+def test_a_think_token_opens_a_block_at_the_start_of_a_line() -> None:
+    marks = Marks(token_id={"<think>": 7}.get, is_special=lambda _: False, ordinary=("<think>",))
+    text = f"One.\n{marks.form('<think>')}hm</think>\nTwo."
+    assert run(list(text), AnswerFormat(reasoning="think"), marks) == [
+        Text("One.\n"),
+        Reasoning("hm"),
+        Text("Two."),
+    ]
