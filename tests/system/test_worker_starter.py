@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -64,22 +63,30 @@ def test_the_capital_of_france_is_paris_whole_and_streamed(worker: WorkerProcess
     assert chunks[-1]["usage"] == answer["usage"]
 
 
+def alone_and_together(worker: WorkerProcess, places: range) -> tuple[list[str], list[str]]:
+    """Answers to these of the fifty prompts, which were fixed before the engine; every other one is drawn."""
+    prompts = json.loads((Path(__file__).parents[1] / "data" / "fifty_prompts.json").read_text())
+    assert len(prompts) == 50
+
+    def ask(place: int) -> str:
+        drawn = {"temperature": 0.8, "top_p": 0.9, "seed": place} if place % 2 else {"temperature": 0}
+        return worker.text(prompts[place], max_tokens=5 + place % 3, **drawn)
+
+    alone = [ask(place) for place in places]
+    with ThreadPoolExecutor(16) as pool:
+        return alone, list(pool.map(ask, places))
+
+
 def test_real_answers_together_are_those_alone(worker: WorkerProcess) -> None:
-    prompts = [
-        "Name a city.", "What is 2+2?", "Why is the sky blue?", "List three fruits.",
-        "Explain gravity to a child. " * 8, "Write a haiku.",
-    ]  # fmt: skip
-    settings: list[dict[str, Any]] = [
-        {"temperature": 0, "max_tokens": 12 + 2 * place} for place in range(len(prompts))
-    ]
-    settings[3] = {"temperature": 0.8, "seed": 11, "max_tokens": 16, "top_p": 0.9}
-    alone = [worker.text(prompt, **fields) for prompt, fields in zip(prompts, settings, strict=True)]
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        futures = [
-            pool.submit(worker.text, prompt, **fields)
-            for prompt, fields in zip(prompts, settings, strict=True)
-        ]
-        assert [future.result() for future in futures] == alone
+    alone, together = alone_and_together(worker, range(0, 50, 5))
+    assert together == alone
+    assert len(set(alone)) == len(alone)
+
+
+@pytest.mark.long
+def test_all_fifty_answers_together_are_those_alone(worker: WorkerProcess) -> None:
+    alone, together = alone_and_together(worker, range(50))
+    assert together == alone
 
 
 def test_a_stream_stops_computing_when_its_reader_leaves(worker: WorkerProcess) -> None:
