@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_xtc, make_logits_processors
 
-from mlxpool.worker.engine import logprobs, masks, sampler
+from mlxpool.worker.engine import logprobs, sampler
+from mlxpool.worker.engine.masks import MaskBoard
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.engine.shaping import Shaping
 from mlxpool.worker.request.plan import Sampling
@@ -153,6 +154,12 @@ def constrained(*tokens: Sequence[int] | Exception | None) -> list[Row]:
     return [Row(plan([1]), None, lambda _: None, Allowing(one)) for one in tokens]  # type: ignore[arg-type]
 
 
+def allowed(rows: Sequence[Row], vocabulary: int, failed: Any, board: MaskBoard | None = None) -> Any:
+    """What a board writes, as numpy sees it."""
+    bits = (board or MaskBoard()).write(rows, vocabulary, failed)
+    return None if bits is None else np.array(bits)
+
+
 def none_fails(_row: Row, err: Exception) -> None:
     raise err
 
@@ -161,7 +168,7 @@ def none_fails(_row: Row, err: Exception) -> None:
 @given(st.integers(1, 200), st.data())
 def test_a_mask_allows_the_tokens_whose_bits_are_set(vocabulary: int, data: st.DataObject) -> None:
     tokens = data.draw(st.lists(st.integers(0, vocabulary - 1), unique=True))
-    bits = masks.allowed(constrained(tokens), vocabulary, none_fails)
+    bits = allowed(constrained(tokens), vocabulary, none_fails)
     assert bits is not None
     assert np.flatnonzero(bits[0]).tolist() == sorted(tokens)
     assert bits.shape == (1, vocabulary)
@@ -169,16 +176,24 @@ def test_a_mask_allows_the_tokens_whose_bits_are_set(vocabulary: int, data: st.D
 
 def test_a_row_whose_grammar_allows_all_is_free_beside_one_that_does_not() -> None:
     free = Row(plan([1]), None, lambda _: None)  # type: ignore[arg-type]
-    bits = masks.allowed([free, *constrained([33], None)], 70, none_fails)
+    bits = allowed([free, *constrained([33], None)], 70, none_fails)
     assert bits is not None
     assert bits.sum(axis=1).tolist() == [70, 1, 70]
-    assert masks.allowed(constrained(None, None), 70, none_fails) is None
+    assert allowed(constrained(None, None), 70, none_fails) is None
+
+
+def test_a_board_that_is_written_again_says_nothing_of_before() -> None:
+    board = MaskBoard()
+    for tokens, others in (([1, 40], [69]), ([2], None), ([], [0, 33])):
+        bits = allowed(constrained(tokens, others), 70, none_fails, board)
+        assert np.flatnonzero(bits[0]).tolist() == tokens
+        assert np.flatnonzero(bits[1]).tolist() == (list(range(70)) if others is None else others)
 
 
 def test_a_matcher_that_fails_is_told_and_leaves_the_others() -> None:
     rows = constrained([5], RuntimeError("no such state"))
     told: list[tuple[Row, str]] = []
-    bits = masks.allowed(rows, 70, lambda row, err: told.append((row, str(err))))
+    bits = allowed(rows, 70, lambda row, err: told.append((row, str(err))))
     assert told == [(rows[1], "no such state")]
     assert bits is not None
     assert bits.sum(axis=1).tolist() == [1, 70]

@@ -20,6 +20,7 @@ class Row:
         self.sampling = Sampling(seed=seed, **settings)  # type: ignore[arg-type]
         self.sampled = sampled
         self.xtc_keeps: Sequence[int] = ()
+        self.noise = sampler.Noise(seed)
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +109,18 @@ def test_draws_follow_the_distribution() -> None:
         assert drawn.count(token) / 3000 == pytest.approx(probability, abs=0.04)
 
 
-def test_a_line_of_noise_is_what_its_seed_gives_alone() -> None:
-    seeds = [0, 1, 2**63, 2**64 - 1]
-    together = sampler._noise(seeds, 101)
-    for seed, line in zip(seeds, together, strict=True):
-        assert mx.array_equal(sampler._noise([seed], 101)[0], line)
+def test_noise_is_of_its_seed_and_position_whatever_was_asked_before() -> None:
+    seeds, positions = (0, 1, 2**63, 2**64 - 1), (0, 7, 8, 9, 100, 3)
+    lines = {}
+    for seed in seeds:
+        noise = sampler.Noise(seed)
+        for position in positions:
+            line = noise.line(position, 101)
+            assert mx.array_equal(line, sampler.Noise(seed).line(position, 101))
+            noise.forget()
+            assert mx.array_equal(line, noise.line(position, 101))
+            lines[seed, position] = tuple(line[0].tolist())
+    assert len(set(lines.values())) == len(seeds) * len(positions)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ class DecodeBatch:
         self._groups: list[Group] = []
         self._drawing: list[Group] = []  # between `step` and `finish`
         self._failed: list[Failed] = []
+        self._arranged_for: int | None = None  # the pool's bytes that the groups fit
 
     @property
     def rows(self) -> list[Row]:
@@ -70,11 +71,19 @@ class DecodeBatch:
     def join(self, row: Row) -> None:
         """Take a prefilled row with its caches; the last of its ids is what it feeds first."""
         cache, row.cache = row.cache, []
+        self.unsettle()
         fed = Fed(mx.array([row.ids[-1]], dtype=mx.uint32), {})
         self._groups.append(Group([row], cache, fed))
 
+    def unsettle(self) -> None:
+        """Rows have come, left or grown by a block: the groups are arranged anew."""
+        self._arranged_for = None
+
     def leave(self, leaving: Collection[Row]) -> None:
         """Drop rows; the others keep their caches and pending tokens."""
+        if not leaving:
+            return
+        self.unsettle()
         for group in list(self._groups):
             places = [place for place, row in enumerate(group.rows) if row not in leaving]
             if not places:
@@ -156,8 +165,9 @@ class DecodeBatch:
 
     def _arrange(self, pool_bytes: int) -> None:
         """Groups as few as the pool allows."""
-        if self.shares is False or len(self.rows) < 2:
+        if self.shares is False or pool_bytes == self._arranged_for:
             return
+        self._arranged_for = pool_bytes
         while split := grouping.to_split(self._lengths(), self._cost, pool_bytes):
             place, row = split
             group = self._groups[place]

@@ -94,6 +94,7 @@ class Engine:
         self._submitted = 0  # event loop only
         # The engine thread's own:
         self._waiting: deque[Row] = deque()
+        self._moved = True  # rows came, left or grew by a block since room was made
         self._outbox: list[tuple[Row, list[Event]]] = []
         self._ended = 0  # rows in the outbox that are over
 
@@ -196,6 +197,9 @@ class Engine:
 
     def _make_room(self, batch: DecodeBatch, prefills: Prefills, cost: KvCost) -> None:
         """Rows without a limit that have grown out of the KV pool: the youngest wait again, at the front."""
+        if not self._moved:
+            return
+        self._moved = False
         running = sorted([*batch.rows, *prefills.rows], key=lambda row: row.number)
         outgrown = running[self._held(running, cost) :]
         if not outgrown:
@@ -229,6 +233,7 @@ class Engine:
             self._waiting.popleft()
             row.admitted_s = row.admitted_s or time.perf_counter()
             prefills.attach(row)
+            self._moved = True
         if kept_bytes := prefills.kept_bytes(cost):
             room = self._has_room([*batch.rows, *prefills.rows], cost, kept_bytes)
             prefills.drop_kept(self._waiting if room else ())
@@ -287,14 +292,19 @@ class Engine:
                 self.counters.prompt_tokens += len(row.plan.ids)
                 self._end(row, events)
                 ended.append(row)
-            elif events:
+                continue
+            if events:
                 self._outbox.append((row, events))
+            if row.at_block_end:
+                self._moved = True
+                batch.unsettle()
         return ended
 
     def _leave(self, batch: DecodeBatch, leaving: Sequence[Row]) -> None:
         """Rows leave the batch, and with them those that a fault took out of it."""
         gone = list(leaving)
         while True:
+            self._moved = self._moved or bool(gone)
             batch.leave(gone)
             failed = batch.take_failed()
             if not failed:

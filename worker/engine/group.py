@@ -9,7 +9,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxpool.worker.engine import logprobs, masks
+from mlxpool.worker.engine import logprobs
+from mlxpool.worker.engine.masks import MaskBoard
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.engine.sampler import in_order, sample
 
@@ -38,6 +39,7 @@ class Group:
     def __init__(self, rows: list[Row], caches: list[Any], pending: Fed) -> None:
         self.rows, self.caches, self.pending = rows, caches, pending
         self._logits: mx.array | None = None
+        self._board = MaskBoard()
 
     @property
     def constrained(self) -> bool:
@@ -100,9 +102,10 @@ class Group:
                     fed = self.pending.tokens[place : place + 1]
                     lines[line] = row.shaping.shaped(lines[line], fed, row.ids, row.position)
             logits = mx.concatenate(lines) if len(lines) > 1 else lines[0]
-        may_come = masks.allowed(rows, logits.shape[-1], failed)
-        if may_come is not None:
-            logits = mx.where(mx.array(may_come), logits, -mx.inf)
+        if any(row.constraint is not None for row in rows):
+            may_come = self._board.write(rows, logits.shape[-1], failed)
+            if may_come is not None:
+                logits = mx.where(may_come, logits, -mx.inf)
         tokens = sample(logits, rows)
         for line, row in enumerate(rows):
             if row.plan.top_logprobs is not None:

@@ -11,8 +11,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mlxpool.worker.engine import admission
 from mlxpool.worker.engine.admission import Projection
 from mlxpool.worker.engine.constraint import Constraint
+from mlxpool.worker.engine.sampler import Noise
 from mlxpool.worker.engine.shaping import Shaping
 from mlxpool.worker.request.plan import Plan
 from mlxpool.worker.text.answer import AnswerText
@@ -46,6 +48,7 @@ class Row:
         self.sink = sink
         self.constraint = constraint
         self.token_bytes = token_bytes
+        self.noise = Noise(plan.sampling.seed)
         self.shaping = Shaping(plan.sampling) if Shaping.needed(plan.sampling) else None
         self.cancelled = False
         self.number = 0  # in the order of arrival, from 1
@@ -73,6 +76,7 @@ class Row:
         """Give up the caches: what has been handed out is prefilled with the prompt when there is room again,
         and the draws go on with the same randomness, from the same place in the grammar."""
         self.cache = []
+        self.noise.forget()
         self.primed, self.sampled = False, self.emitted
         if self.shaping is not None:
             self.shaping.forget()
@@ -81,6 +85,7 @@ class Row:
         """Give back all that it holds. Harmless for a row that has ended."""
         self.ended = True
         self.cache, self.shaping = [], None
+        self.noise.forget()
         constraint, self.constraint = self.constraint, None
         if constraint is not None:
             try:
@@ -88,6 +93,11 @@ class Row:
             except Exception:
                 traceback.print_exc()
                 sys.stderr.flush()
+
+    @property
+    def at_block_end(self) -> bool:
+        """Whether its projection has just become longer."""
+        return not self.plan.limited and self.emitted % admission.GROWTH_BLOCK_TOKENS == 0
 
     def projection(self) -> Projection:
         return Projection(len(self.plan.ids), self.emitted, self.plan.max_tokens, self.plan.limited)

@@ -1,8 +1,8 @@
 """Draw a row's next token with the row's own randomness.
 
 MLX's samplers read one global random state, so a row's tokens would depend on who else is in the batch.
-Here every draw has its own key, made of the row's seed and the position of the token in its answer: the
-same seed gives the same tokens alone and together. The filters mean what mlx-lm's mean and come in its
+Here a draw's randomness is made of the row's seed and the position of the token in its answer: the same seed
+gives the same tokens alone and together. The filters mean what mlx-lm's mean and come in its
 order, but are written out here: mlx-lm compiles each with its setting as a constant, so every value that
 was not seen before costs a kernel compilation (1 to 2 s of the engine on the CPU backend) that is kept for
 ever. Engine thread only.
@@ -27,6 +27,9 @@ _TOP_P_LOW = 1e-7
 
 _U64 = 2**64 - 1
 
+# Noise drawn at once: with a vocabulary of 150,000 a block is 4.8 MB per row.
+_NOISE_POSITIONS = 8
+
 # Makes another stream of a row's seed; any odd number far from small seeds will do.
 _XTC_STREAM = 0xD1B54A32D192ED03
 
@@ -39,6 +42,35 @@ class Drawn(Protocol):
 
     @property
     def xtc_keeps(self) -> Sequence[int]: ...
+
+    @property
+    def noise(self) -> Noise: ...
+
+
+class Noise:
+    """One row's Gumbel noise (Gumbel, 1954): the likeliest token once it is added is a draw.
+
+    It depends on the row's seed and the position alone, and not on the logits, so it is made for a block of
+    positions at once: on a GPU a draw of its own costs mostly the starting of a dozen kernels.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._block = -1
+        self._lines: mx.array | None = None  # float32 [_NOISE_POSITIONS, vocabulary]
+
+    def line(self, position: int, vocabulary: int) -> mx.array:
+        """The noise [1, vocabulary] of the draw at `position` of the answer."""
+        block, place = divmod(position, _NOISE_POSITIONS)
+        if self._lines is None or block != self._block or self._lines.shape[-1] != vocabulary:
+            key = mx.random.key(mix(self._seed, block))
+            self._lines = mx.random.gumbel(shape=(_NOISE_POSITIONS, vocabulary), key=key)
+            self._block = block
+        return self._lines[place : place + 1]
+
+    def forget(self) -> None:
+        """Give the memory back; the same lines are made again when they are asked for."""
+        self._lines = None
 
 
 def mix(seed: int, position: int) -> int:
@@ -74,24 +106,14 @@ def in_order(parts: Sequence[mx.array], places: Sequence[Sequence[int]]) -> mx.a
 
 
 def _draw(logits: mx.array, rows: Sequence[Drawn]) -> mx.array:
-    """Tokens [rows] drawn from logits [rows, vocabulary]: the likeliest after Gumbel noise (Gumbel, 1954)."""
-    scores = logits.astype(mx.float32)
+    """Tokens [rows] drawn from logits [rows, vocabulary]."""
     if any(_has_filters(row.sampling) for row in rows):
-        each = [scores[place : place + 1] for place in range(len(rows))]
-        scores = mx.concatenate([_filtered(one, row) for one, row in zip(each, rows, strict=True)])
+        each = [logits[place : place + 1].astype(mx.float32) for place in range(len(rows))]
+        logits = mx.concatenate([_filtered(one, row) for one, row in zip(each, rows, strict=True)])
+    # Float32, and so makes it of 16-bit logits too.
     rates = mx.array([[1 / row.sampling.temperature] for row in rows])
-    seeds = [mix(row.sampling.seed, row.sampled) for row in rows]
-    return mx.argmax(scores * rates + _noise(seeds, scores.shape[-1]), axis=-1)
-
-
-def _noise(seeds: Sequence[int], vocabulary: int) -> mx.array:
-    """Gumbel noise [seeds, vocabulary], each line of its own seed (64 bits) alone."""
-    if len(seeds) == 1:
-        return mx.random.gumbel(shape=(1, vocabulary), key=mx.random.key(seeds[0]))
-    # The layout of `mx.random.key`; a line is what that key alone gives (a test compares).
-    keys = mx.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], dtype=mx.uint32)
-    lines: mx.array = mx.vmap(lambda key: mx.random.gumbel(shape=(vocabulary,), key=key))(keys)
-    return lines
+    noise = [row.noise.line(row.sampled, logits.shape[-1]) for row in rows]
+    return mx.argmax(logits * rates + (mx.concatenate(noise) if len(rows) > 1 else noise[0]), axis=-1)
 
 
 def _has_filters(sampling: Sampling) -> bool:
