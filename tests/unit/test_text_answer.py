@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
@@ -27,6 +27,7 @@ def tools(**more: object) -> AnswerFormat:
     return AnswerFormat(reasoning="think", tools="json_tools", declared=(ANY,), **more)  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, 200), max_size=20))
 def test_a_stop_string_in_reasoning_or_in_a_calls_arguments_is_no_stop(cuts: list[int]) -> None:
     text = f"<think>STOP it?</think>Well.{CALL}So STOP here."
@@ -137,6 +138,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(
     arguments=st.dictionaries(st.text(max_size=20), JSON, max_size=5),
     ascii_only=st.booleans(),
@@ -162,6 +164,62 @@ def test_arguments_nested_beyond_reason_end_the_call(deep: str) -> None:
     events = merged([*answer.push(0), *answer.flush()])
     assert isinstance(events[2], ToolCallEnd)
     assert isinstance(json.loads(events[1].text), dict)  # type: ignore[union-attr]
+
+
+def test_a_key_that_breaks_the_syntax_is_given_back_whole() -> None:
+    text = '<tool_call>{"name": "any", "arguments": {"a": 1, "b" 2}} so'
+    assert seen(run(list(text), tools())) == [["call", "any", {"a": 1}], ["text", '"b" 2}} so']]
+
+
+def ids(text: str, family: str) -> list[str]:
+    answer = machine([text], AnswerFormat(tools=family, declared=(ANY,)))
+    return [event.id for event in answer.push(0) if isinstance(event, ToolCallStart)]
+
+
+def kimi(*calls: str) -> str:
+    body = "".join(
+        f"<|tool_call_begin|>{call}<|tool_call_argument_begin|>{{}}<|tool_call_end|>" for call in calls
+    )
+    return f"<|tool_calls_section_begin|>{body}<|tool_calls_section_end|>"
+
+
+def test_ids_that_a_models_own_template_expects_are_kept() -> None:
+    assert ids(kimi("functions.any:0", "functions.any:1"), "kimi_k2") == [
+        "functions.any:0",
+        "functions.any:1",
+    ]
+    assert ids("[TOOL_CALLS]any[CALL_ID]a1B2c3D4e[ARGS]{}", "mistral") == ["a1B2c3D4e"]
+    listed = '[TOOL_CALLS][{"name": "any", "arguments": {}, "id": "a1B2c3D4e"}]'
+    assert ids(listed, "mistral") == ["call-0"]  # its arguments, and so its start, were sent before the id
+    first = '[TOOL_CALLS][{"id": "a1B2c3D4e", "name": "any", "arguments": {}}]'
+    assert ids(first, "mistral") == ["a1B2c3D4e"]
+
+
+def test_ids_differ_where_the_model_repeats_one_or_writes_none() -> None:
+    assert ids(kimi("functions.any:0", "functions.any:0", "any"), "kimi_k2") == [
+        "functions.any:0", "call-0", "call-1",
+    ]  # fmt: skip
+    assert ids("[TOOL_CALLS]any[CALL_ID]not nine[ARGS]{}", "mistral") == ["call-0"]
+    assert ids('<tool_call>{"id": "1", "name": "any", "arguments": {}}</tool_call>', "json_tools") == [
+        "call-0"
+    ]
+
+
+def test_a_json_answer_that_is_no_call_streams_from_its_first_key() -> None:
+    answer = machine(['{"title": ', '"x"}'], AnswerFormat(tools="llama3", declared=(ANY,)))
+    assert answer.push(0) == [Text('{"title": ')]
+
+
+def test_what_follows_a_message_that_could_not_be_read_is_read_again() -> None:
+    ids_of_tokens = {"<|channel|>": 1, "<|message|>": 2, "<|end|>": 3, "<|start|>": 4}
+    marks = Marks(ids_of_tokens, ids_of_tokens.get)
+    text = (
+        "<|channel|>commentary to=python<|message|>1<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>One.<|message|>"
+    )
+    assert run(list(marks.form(text)), AnswerFormat(reasoning="harmony"), marks) == [
+        Text("<|channel|>commentary to=python<|message|>1<|end|>One.")
+    ]
 
 
 def gemma_tokens() -> tuple[dict[str, int], list[str]]:

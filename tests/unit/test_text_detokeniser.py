@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
@@ -38,6 +38,7 @@ def test_an_incomplete_character_is_flushed_at_the_end() -> None:
     assert stream(ByteDetokeniser(single_byte), b"a\xe2\x82") == ["a", "", "", "\ufffd"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 255)))
 def test_any_bytes_decode_as_the_whole_does(data: list[int]) -> None:
     streamed = "".join(stream(ByteDetokeniser(single_byte), data))
@@ -88,6 +89,7 @@ def test_a_special_token_takes_no_space_from_the_word_after_it() -> None:
 @example(["<tool>", "▁", "▁world"])
 @example(["▁", "<tool>", "▁world"])
 @example(["▁Hello", "▁", "<tool>", "▁", "<tool>", "▁world"])
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["▁Hello", "▁world", "▁", "!", "ing", "é", "😀", "<tool>"])))
 def test_a_window_decodes_as_the_whole_does(tokens: list[str]) -> None:
     tokenizer = sentencepiece()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxpool.worker.text.answer import AnswerText
@@ -49,11 +49,13 @@ def test_a_tail_that_never_became_a_stop_is_text() -> None:
 
 
 @pytest.mark.parametrize("stops", [["ab", "b"], ["aba", "ba"], ["aab", "ab", "b"]])
+@settings(deadline=None)
 @given(text=st.text("ab", max_size=12), cuts=st.lists(st.integers(0, 12), max_size=6))
 def test_every_chunking_stops_at_the_same_place(stops: list[str], text: str, cuts: list[int]) -> None:
     assert run(split(text, cuts), stops) == run(list(text), stops)
 
 
+@settings(deadline=None)
 @given(text=st.text("ab\n", max_size=20), stop=st.text("ab\n", min_size=1, max_size=4))
 def test_one_stop_cuts_where_find_does(text: str, stop: str) -> None:
     start = text.find(stop)

@@ -214,7 +214,7 @@ def test_any_text_in_any_chunking_gives_the_same_events(family: str, data: st.Da
                 lambda cut: text[min(cut) : max(cut)]
             )
         ),
-        st.sampled_from(["\n", " ", '"', "\\", "{", "}", "<", ">", "é", "😀", "STOP"]),
+        st.sampled_from(["\n", " ", '"', "\\", "{", "}", "<", ">", "é", "😀", "STOP", "\n" * 70, "</think>"]),
     )
     text = "".join(data.draw(st.lists(fragment, max_size=8)))
     marks = special_marks() if data.draw(st.booleans()) else None

@@ -172,13 +172,13 @@ class ReasoningSplitter:
     def _entering(self) -> bool:
         """In a block that holds nothing but blanks so far."""
         body = self._held.lstrip()
-        found = self._closer.find(body)
-        if found is not None and found.start == 0:
-            self._close(body, found.what, 0)
-            return True
-        blanks = len(self._held) - len(body)
-        if blanks <= BLANKS_CHARS and self._closer.tail(body) == len(body):
-            return False
+        if len(self._held) - len(body) <= BLANKS_CHARS:
+            found = self._closer.find(body)
+            if found is not None and found.start == 0:
+                self._close(body, found.what, 0)
+                return True
+            if self._closer.tail(body) == len(body):
+                return False
         for _ in range(self._family.newlines[0]):
             self._held = self._held.removeprefix("\n")
         self._state = self._inside
