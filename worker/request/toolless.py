@@ -21,7 +21,7 @@ _INSTRUCTION = """You may call functions to help with the user's request. Each l
 </tools>
 To call a function, answer with a JSON object with its name and arguments inside <tool_call></tool_call>:
 <tool_call>
-{{"name": "function-name", "arguments": {{…}}}}
+{{"name": "function-name", "arguments": {{...}}}}
 </tool_call>"""
 
 
