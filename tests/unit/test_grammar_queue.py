@@ -42,7 +42,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def refused(entry_result: asyncio.Future[str]) -> Refused:
+async def refused(entry_result: asyncio.Future[str | None]) -> Refused:
     with pytest.raises(Refused) as caught:
         await entry_result
     return caught.value
@@ -72,7 +72,7 @@ async def test_those_beside_a_slow_grammar_are_compiled_by_the_next_process(
     beside = queue.enter(f"second {tmp_path / 'seen'}")
     refusal = await refused(slow.result)
     assert (refusal.reason, refusal.unread) == ("it takes more than 1 s to compile", False)
-    assert (await beside.result).startswith("second")
+    assert "second" in (await beside.result or "")
     assert queue.helper_pid != first
 
 
@@ -86,7 +86,7 @@ async def test_a_grammar_that_breaks_the_compiler_is_tried_twice_and_takes_no_ot
     breaking = queue.enter("die")
     after = queue.enter("done")
     assert (await refused(breaking.result)).reason == "it breaks the grammar compiler"
-    assert (await beside.result).startswith("second")
+    assert "second" in (await beside.result or "")
     assert await after.result == "done"
     assert [line.split()[1] for line in log.read_text().splitlines()].count("die") == 2
 
@@ -135,7 +135,7 @@ async def test_a_cancelled_grammar_that_goes_on_is_killed_within_its_moment(
     assert first is not None
     process = psutil.Process(first)
     queue.leave(running)
-    assert (await beside.result).startswith("second")
+    assert "second" in (await beside.result or "")
     assert await asyncio.to_thread(process.wait, 10) is not None or not process.is_running()
 
 

@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from mlxpool.shared.api.tools import Tool, ToolChoice
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import ApiError
 from mlxpool.worker.engine.constraint import Constraint
+from mlxpool.worker.grammar.helper import COMMAND
 from mlxpool.worker.grammar.queue import LIMITS, Limits, Refused
 from mlxpool.worker.grammar.service import GrammarService
 from mlxpool.worker.grammar.spec import Demand, GrammarSpec
@@ -54,10 +55,13 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def with_service(
-    tokenizer: ChatTokenizer, use: Callable[[GrammarService], Awaitable[None]], limits: Limits = LIMITS
+    tokenizer: ChatTokenizer,
+    use: Callable[[GrammarService], Awaitable[None]],
+    limits: Limits = LIMITS,
+    command: Sequence[str] = COMMAND,
 ) -> None:
     async def run() -> None:
-        service = GrammarService(tokenizer, WIDTH, 4, limits=limits)
+        service = GrammarService(tokenizer, WIDTH, 4, limits=limits, command=command)
         try:
             await use(service)
         finally:
@@ -104,6 +108,22 @@ def test_a_row_is_led_to_an_answer_of_its_form(tokenizer: ChatTokenizer) -> None
         await forms(service, tokenizer)
 
     with_service(tokenizer, use)
+
+
+@pytest.mark.parametrize("quick_s", ["0", "60"], ids=["read back", "compiled again"])
+def test_a_grammar_is_the_same_whether_it_is_read_back_or_compiled_again(
+    tokenizer: ChatTokenizer, quick_s: str
+) -> None:
+    async def use(service: GrammarService) -> None:
+        held = await service.hold(schema(nested(3)))
+        assert held.compiled is not None
+        row = held.compiled.constraint()
+        for token in tokenizer.encode('{"a":{"a":{"a":12'):
+            assert row.accept(token)
+        assert allowed(row) == letters(tokenizer, "0123456789,} \n\t\r")
+        row.release()
+
+    with_service(tokenizer, use, command=(*COMMAND, "--quick-s", quick_s))
 
 
 async def forms(service: GrammarService, tokenizer: ChatTokenizer) -> None:
@@ -193,14 +213,14 @@ def test_a_schema_too_deep_and_an_enum_too_long_are_words_in_time_and_hurt_no_ot
         assert held.compiled is not None
         for held in await asyncio.gather(*waits):
             assert held.compiled is None
-            assert held.warnings == ("grammar not enforced: it takes more than 0.4 s to compile",)
+            assert held.warnings == ("grammar not enforced: it takes more than 1 s to compile",)
         with pytest.raises(ApiError) as caught:
             await service.hold(schema(nested(450), strict=True))
         assert caught.value.code == "unsupported_schema"
         # Remembered: not tried again.
         assert loop.time() - began < 20
 
-    with_service(tokenizer, use, Limits(compile_s=0.4))
+    with_service(tokenizer, use, Limits(compile_s=1.0))
 
 
 WORKER = """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlxpool.worker.grammar import formats
 from mlxpool.worker.grammar.schema import read
-from tests.unit.grammar_world import walk
+from tests.unit.grammar_world import text_of, walk
 
 NAMES = st.sampled_from(["a", "b", "xa", "not", 'q"'])
 SMALL = st.integers(0, 3)
@@ -102,4 +102,4 @@ def test_every_answer_of_an_enforced_schema_conforms_to_it(schema: Any, leaf: An
             raise
         return
     if answer is not None:
-        jsonschema.Draft202012Validator(whole).validate(json.loads(answer))
+        jsonschema.Draft202012Validator(whole).validate(json.loads(text_of(answer)))

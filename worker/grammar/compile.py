@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any, BinaryIO
 
 from mlxpool.shared import tether
@@ -26,8 +27,8 @@ _STACK_BYTES = 64 * 1024 * 1024
 # A reason is for a person; the compiler quotes whole grammars.
 _REASON_CHARS = 2000
 
-# Grammars that come at once share the cores; within one, the compiler's own threads gain little.
-_THREADS_PER_GRAMMAR = 1
+# A first grammar is waited for, and the model computes on the same cores: half of them, and few.
+_THREADS_PER_GRAMMAR = max(1, min(4, (os.cpu_count() or 1) // 2))
 
 
 class _Answers:
@@ -52,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
     """The process. Returns its exit code: 0 when its input ended."""
     parser = argparse.ArgumentParser(prog="mlxpool.worker.grammar.compile", description="Compiles grammars.")
     parser.add_argument("--tether-fd", type=int, required=True)
-    tether.watch(parser.parse_args(argv).tether_fd)
+    parser.add_argument("--quick-s", type=float, help="what is compiled again by the worker, in seconds")
+    options = parser.parse_args(argv)
+    tether.watch(options.tether_fd)
     # A person's Ctrl-C reaches the whole foreground; the worker decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = _Answers(os.dup(1))
@@ -61,13 +64,15 @@ def main(argv: list[str] | None = None) -> int:
 
     from mlxpool.worker.grammar import messages
 
+    quick_s = messages.QUICK_S if options.quick_s is None else options.quick_s
     compiler: Any = None
     for message in _messages(sys.stdin.buffer):
         if isinstance(message, messages.Vocabulary):
             compiler = _compiler(message)
             answers.send(messages.frame(messages.Ready()))
         else:
-            threading.Thread(target=_compile, args=(compiler, message, answers), daemon=True).start()
+            job = (compiler, message, quick_s, answers)
+            threading.Thread(target=_compile, args=job, daemon=True).start()
     # What still compiles is for nobody.
     os._exit(0)
 
@@ -83,22 +88,37 @@ def _messages(stream: BinaryIO) -> Any:
 
 
 def _compiler(vocabulary: Any) -> Any:
-    from mlxpool.worker.grammar.runtime import tokenizer_info, xgrammar
+    from mlxpool.worker.grammar import runtime
 
-    return xgrammar().GrammarCompiler(
-        tokenizer_info(vocabulary), max_threads=_THREADS_PER_GRAMMAR, cache_enabled=False
-    )
+    return runtime.compiler(runtime.tokenizer_info(vocabulary), _THREADS_PER_GRAMMAR)
 
 
-def _compile(compiler: Any, job: Any, answers: _Answers) -> None:
+def _compile(compiler: Any, job: Any, quick_s: float, answers: _Answers) -> None:
     from mlxpool.worker.grammar import messages
 
-    answer: messages.FromCompiler
     try:
-        answer = messages.Done(job.number, compiler.compile_structural_tag(job.text).serialize_json())
+        answer = _answer(compiler, job, quick_s)
     except Exception as err:
         answer = messages.Failed(job.number, str(err)[:_REASON_CHARS])
     answers.send(messages.frame(answer))
+
+
+def _answer(compiler: Any, job: Any, quick_s: float) -> Any:
+    from mlxpool.worker.grammar import messages
+
+    began_s = time.monotonic()
+    compiled = compiler.compile_structural_tag(job.text)
+    took_s = time.monotonic() - began_s
+    size, limit = compiled.memory_size_bytes, messages.GRAMMAR_LIMIT_BYTES
+    if size <= limit and took_s < quick_s:
+        return messages.Done(job.number, None)
+    if size <= limit:
+        text = compiled.serialize_json()
+        # What is around it takes a few bytes.
+        size, limit = len(text), messages.FRAME_LIMIT_BYTES - 1024
+        if size <= limit:
+            return messages.Done(job.number, text)
+    return messages.Failed(job.number, f"it takes {size} bytes compiled, and {limit} are allowed", False)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from mlxpool.worker.text.tools.harmony import HARMONY, REASONING_OPENER
 
 Format = dict[str, Any]
 
-# Blanks in a row between the parts of JSON: a line break and the indentation of nine levels. Without a bound
-# a small model writes blanks until its limit.
-BLANKS_HIGH = 20
+# Blanks in a row between the parts of JSON: a line break and the indentation of most answers. Without a bound
+# a small model writes blanks until its limit; a larger one costs compiling time and memory per place.
+BLANKS_HIGH = 10
 
 # In the bytes of every marker token, and in no text that a model writes.
 UNSAID = "\x01\x02\x03"

@@ -15,6 +15,9 @@ import msgspec
 
 from mlxpool.worker.grammar import messages
 
+# A process whose tether is cut ends within milliseconds, unless somebody has stopped it.
+_END_S = 2.0
+
 COMMAND = (sys.executable, "-m", "mlxpool.worker.grammar.compile")
 
 
@@ -50,7 +53,12 @@ class Helper:
 
     def kill(self) -> None:
         """End it now, whatever it is doing."""
-        self._killed = True
+        if not self._killed:
+            self._killed = True
+            self._kill()
+
+    def _kill(self) -> None:
+        # Once: asyncio's own looks for the process's end first, and takes it from asyncio's watcher.
         if self._process is not None and self._process.returncode is None:
             try:
                 self._process.kill()
@@ -76,17 +84,24 @@ class Helper:
                 )
             finally:
                 os.close(read_end)
-            if not self._killed:
+            if self._killed:
+                self._kill()
+            else:
                 await self._converse(self._process, vocabulary)
         except (OSError, EOFError, msgspec.MsgspecError) as err:
             if not self._killed:
                 sys.stderr.write(f"the grammar compiler's process is gone: {type(err).__name__}: {err}\n")
         finally:
+            # Its tether: it ends, if it hasn't.
             os.close(write_end)
             unexpected = not self._killed
-            self.kill()
             if self._process is not None:
-                await self._process.wait()
+                try:
+                    await asyncio.wait_for(self._process.wait(), _END_S)
+                except TimeoutError:
+                    self._kill()
+                    await self._process.wait()
+            self._killed = True
             if unexpected:
                 self._gone(self)
 

@@ -7,8 +7,17 @@ import msgspec
 # Big-endian unsigned length before each message.
 LENGTH_BYTES = 4
 
-# A compiled grammar of a large vocabulary can be tens of megabytes; more than this is a fault.
-FRAME_LIMIT_BYTES = 256 * 1024 * 1024
+# The worker holds it twice while it reads a grammar back.
+FRAME_LIMIT_BYTES = 128 * 1024 * 1024
+
+# What one compiled grammar may take in the worker, of the memory that its plan counts for imports and small
+# things. A schema of 100 fields takes 4 MB.
+GRAMMAR_LIMIT_BYTES = 64 * 1024 * 1024
+
+# Writing a compiled grammar out and reading it back takes longer than compiling it, for nested schemas ten to
+# sixty times. One that is known to be quick, and to break nothing, is compiled once more where it is needed;
+# the others are too slow for a thread that nobody can stop.
+QUICK_S = 1.0
 
 
 class Vocabulary(msgspec.Struct, frozen=True, tag=True):
@@ -32,17 +41,18 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The compiled grammar, serialised."""
+    """The compiled grammar, serialised; None for one that was quick (`QUICK_S`)."""
 
     number: int
-    grammar: str
+    grammar: str | None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The compiler's own words."""
+    """The compiler's own words. unread: it can't take the grammar, as against the grammar is too large."""
 
     number: int
     reason: str
+    unread: bool = True
 
 
 ToCompiler = Vocabulary | Job

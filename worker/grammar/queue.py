@@ -51,9 +51,9 @@ LIMITS = Limits()
 
 
 class Entry:
-    """One grammar on its way. `result` gets the serialised grammar or Refused."""
+    """One grammar on its way. `result` gets what the process answered (`messages.Done`), or Refused."""
 
-    def __init__(self, number: int, text: str, result: asyncio.Future[str]) -> None:
+    def __init__(self, number: int, text: str, result: asyncio.Future[str | None]) -> None:
         self.number = number
         self.text = text
         self.result = result
@@ -232,7 +232,7 @@ class CompileQueue:
         if done is not None:
             done.stop_timer()
             if isinstance(message, messages.Failed):
-                self._refuse(done, Refused(plain_reason(message.reason), unread=True))
+                self._refuse(done, Refused(plain_reason(message.reason), unread=message.unread))
             elif not done.result.done():
                 done.result.set_result(message.grammar)
         self._pump()

@@ -28,6 +28,11 @@ def tokenizer_info(vocabulary: Vocabulary) -> Any:
     )
 
 
+def compiler(info: Any, threads: int) -> Any:
+    """The compiler for a vocabulary. It keeps nothing: what is worth keeping is kept by whoever asked."""
+    return xgrammar().GrammarCompiler(info, max_threads=threads, cache_enabled=False)
+
+
 def plain_reason(reason: str) -> str:
     """A compiler's message without the place in its sources, on one line."""
     return " ".join(_SOURCE_PLACE.sub("", reason).split())

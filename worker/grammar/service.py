@@ -93,8 +93,9 @@ class GrammarService:
         self._refusals: OrderedDict[GrammarSpec, tuple[float, Refused]] = OrderedDict()
         self._on_way: dict[GrammarSpec, tuple[Entry, int]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        # The tokenizer as xgrammar takes it; the thread's alone.
+        # The tokenizer as xgrammar takes it, and its compiler; the thread's alone.
         self._info: Any = None
+        self._compiler: Any = None
         self._is_warm = False
 
     @property
@@ -122,6 +123,8 @@ class GrammarService:
 
         Raises ApiError: 400 for what can't be enforced and had to be, 429 when too many grammars wait.
         """
+        if demand.structure is None and not demand.is_forced:
+            return Held()
         # Schemas come in megabytes.
         decision = await asyncio.to_thread(decide, demand)
         if isinstance(decision, Enforced):
@@ -159,7 +162,7 @@ class GrammarService:
             cached = self._cache.get(spec)
             if cached is None:
                 loop = asyncio.get_running_loop()
-                grammar = await loop.run_in_executor(self._thread, self._read, serialised)
+                grammar = await loop.run_in_executor(self._thread, self._read, spec, serialised)
                 cached = self._keep(spec, Compiled(grammar, self._stop_ids, self._opened))
             return cached
         except Refused as refused:
@@ -188,12 +191,15 @@ class GrammarService:
 
     def _warm(self) -> None:
         """On the thread: what reading the first grammar needs, while the process is still starting."""
-        if self._info is None:
+        if self._compiler is None:
             self._info = runtime.tokenizer_info(self._vocabulary())
+            self._compiler = runtime.compiler(self._info, 1)
 
-    def _read(self, serialised: str) -> Any:
-        """On the thread: a grammar that the process compiled."""
+    def _read(self, spec: GrammarSpec, serialised: str | None) -> Any:
+        """On the thread: a grammar that the process has compiled."""
         self._warm()
+        if serialised is None:
+            return self._compiler.compile_structural_tag(spec.text)
         return runtime.xgrammar().CompiledGrammar.deserialize_json(serialised, self._info)
 
     def _keep(self, spec: GrammarSpec, compiled: Compiled) -> Compiled:
