@@ -30,7 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--starter", type=Path, help="default: the one that `mlxpool pull starter` fetched")
     parser.add_argument(
-        "--only", action="append", choices=("startup", "relay", "viewers", "page", "swap", "serving")
+        "--only", action="append", choices=("startup", "text", "relay", "viewers", "page", "swap", "serving")
     )
     parser.add_argument("--out", type=Path, default=common.REPO / "bench-results")
     args = parser.parse_args()
@@ -38,7 +38,7 @@ def main() -> int:
     starter = args.starter or home / "models" / "smollm2-135m"
     own_starter = ["--starter", str(starter)]
     benches = {
-        "startup": [], "relay": [], "viewers": [], "page": [], "swap": own_starter, "serving": own_starter,
+        "startup": [], "text": [], "relay": [], "viewers": [], "page": [], "swap": own_starter, "serving": own_starter,
     }  # fmt: skip
     documents: dict[str, Any] = {}
     failed = False

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from mlxpool.worker.text.answer import AnswerText
 from mlxpool.worker.text.detokeniser import ByteDetokeniser, WindowDetokeniser
 from mlxpool.worker.text.events import Reasoning, Text, ToolCallArguments, ToolCallEnd, ToolCallStart
 from mlxpool.worker.text.format import AnswerFormat, DeclaredTool
 from mlxpool.worker.text.marks import Marks, TokenText
 from mlxpool.worker.text.model import ModelText
+from mlxpool.worker.text.tools.feed import BLANKS_CHARS
 from tests.tools.answers import machine, merged, run, seen, split
 
 ANY = DeclaredTool("any", {"type": "object"})
@@ -66,6 +68,11 @@ def test_text_before_a_stop_is_kept_and_nothing_behind_it_comes() -> None:
     answer = machine(["one ST", "OP two ", CALL], tools(stops=("STOP",)))
     assert [answer.push(token) for token in range(3)] == [[Text("one ")], [], []]
     assert not answer.called
+
+
+def test_what_is_held_behind_a_stop_is_gone_with_it() -> None:
+    answer = machine(["so STOP <tool"], tools(stops=("STOP",)))
+    assert (answer.push(0), answer.flush()) == ([Text("so ")], [])
 
 
 def test_a_stop_does_not_reach_over_a_call() -> None:
@@ -171,6 +178,41 @@ def test_a_key_that_breaks_the_syntax_is_given_back_whole() -> None:
     assert seen(run(list(text), tools())) == [["call", "any", {"a": 1}], ["text", '"b" 2}} so']]
 
 
+def said_chars(answer: AnswerText, tokens: int) -> int:
+    """Characters of text and arguments that come out of so many tokens."""
+    return sum(len(getattr(event, "text", "")) for token in range(tokens) for event in answer.push(token))
+
+
+def test_blanks_are_held_for_a_bounded_length_before_and_behind_a_call() -> None:
+    before = machine([" "] * 1000, tools())
+    assert said_chars(before, 1000) == 1000
+    call = "<tool_call>\n<function=any>\n</function>"
+    behind = machine([call, *[" "] * 1000], AnswerFormat(tools="qwen3_coder", declared=(ANY,)))
+    assert said_chars(behind, 1001) >= len("{}") + 1000 - 2 * BLANKS_CHARS
+    assert behind.held_chars <= BLANKS_CHARS
+
+
+def test_a_number_without_end_is_none() -> None:
+    text = '<tool_call>{"name": "any", "arguments": {"n": ' + "1" * 5000
+    assert (
+        seen(run(list(text), tools()))
+        == seen(run([text], tools()))
+        == [
+            ["call", "any", {"n": None}],
+            ["text", "1" * 5000],
+        ]
+    )
+
+
+@pytest.mark.parametrize("size", [1 << 16, (1 << 16) + 1, 100_000])
+def test_a_text_that_could_have_been_null_may_be_of_any_length(size: int) -> None:
+    tool = DeclaredTool("any", {"properties": {"text": {"anyOf": [{"type": "string"}, {"type": "null"}]}}})
+    how = AnswerFormat(tools="qwen3_coder", declared=(tool,))
+    text = f"<function=any>\n<parameter=text>\n{'x' * size}\n</parameter>\n</function>"
+    pieces = [text[at : at + 997] for at in range(0, len(text), 997)]
+    assert seen(run(pieces, how)) == seen(run([text], how)) == [["call", "any", {"text": "x" * size}]]
+
+
 def ids(text: str, family: str) -> list[str]:
     answer = machine([text], AnswerFormat(tools=family, declared=(ANY,)))
     return [event.id for event in answer.push(0) if isinstance(event, ToolCallStart)]
@@ -215,7 +257,7 @@ def test_what_follows_a_message_that_could_not_be_read_is_read_again() -> None:
     marks = Marks(ids_of_tokens, ids_of_tokens.get)
     text = (
         "<|channel|>commentary to=python<|message|>1<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>One.<|message|>"
+        "<|start|>assistant<|channel|>final<|message|>One.<|end|><|message|>"
     )
     assert run(list(marks.form(text)), AnswerFormat(reasoning="harmony"), marks) == [
         Text("<|channel|>commentary to=python<|message|>1<|end|>One.")

@@ -1,6 +1,7 @@
 """Arguments written as bare text between tags, typed by the declared schema.
 
-A string streams. Anything else is kept until its closing tag and read as the type that was declared.
+A string streams. Anything else is kept until its closing tag and read as the type that was declared; where
+that is too far away, it is a string after all.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable
 
 from mlxpool.worker.text.find import Finder
 from mlxpool.worker.text.tools.arguments import JsonWriter
-from mlxpool.worker.text.tools.feed import Ended, Feed, Reading
+from mlxpool.worker.text.tools.feed import Broken, Ended, Feed, Reading
 from mlxpool.worker.text.tools.json_value import Types
 from mlxpool.worker.text.tools.schema import ANY_BUT_TEXT, from_text
 
@@ -47,15 +48,19 @@ def read_text_value(
     is whatever JSON it is; else it is a string."""
     if not types and guess:
         types = (*ANY_BUT_TEXT, "string")
-    if types in {(), ("string",)}:
-        writer.begin_string()
-        closer = yield from stream_text(feed, closers, writer.piece, newlines)
-        writer.end_string()
-        return closer
-    marked = feed.hold()
-    text, closer = yield from feed.until(closers, feed.limit)
-    if newlines:
-        text = text.removeprefix("\n").removesuffix("\n")
-    writer.value(from_text(text, types))
-    feed.release(marked)
+    if types not in {(), ("string",)}:
+        marked = feed.hold()
+        try:
+            text, closer = yield from feed.until(closers, feed.limit)
+        except Broken:
+            feed.release(marked)
+        else:
+            if newlines:
+                text = text.removeprefix("\n").removesuffix("\n")
+            writer.value(from_text(text, types))
+            feed.release(marked)
+            return closer
+    writer.begin_string()
+    closer = yield from stream_text(feed, closers, writer.piece, newlines)
+    writer.end_string()
     return closer
