@@ -38,7 +38,8 @@ def main() -> int:
     starter = args.starter or home / "models" / "smollm2-135m"
     own_starter = ["--starter", str(starter)]
     benches = {
-        "startup": [], "text": [], "relay": [], "viewers": [], "page": [], "swap": own_starter, "serving": own_starter,
+        "startup": [], "text": [], "relay": [], "viewers": [], "page": [],
+        "swap": own_starter, "serving": own_starter,
     }  # fmt: skip
     documents: dict[str, Any] = {}
     failed = False
