@@ -17,7 +17,9 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from mlxpool.worker.text.detokeniser import ByteDetokeniser
+from tokenizers import Tokenizer, decoders, models
+
+from mlxpool.worker.text.detokeniser import ByteDetokeniser, Detokeniser, WindowDetokeniser
 from mlxpool.worker.text.format import AnswerFormat, DeclaredTool
 from mlxpool.worker.text.model import ModelText
 from tests.bench import common
@@ -27,6 +29,8 @@ TOKEN_LIMIT_US = 60.0
 GROWTH_LIMIT = 2.0
 LENGTHS = (1024, 8192, 32768)
 _TOKEN_CHARS = 4
+# The answer that goes through the other detokeniser; the rest are byte-level.
+_WINDOWED = "prose, SentencePiece"
 
 _PROSE = "The river froze early that year, and the boats stayed where they were until spring. "
 _CODE = "if (a < b && c[i] <= d) {\n    print(f\"<{x}>\\t{'{'}\")  # [1, 2]\n}\n"
@@ -48,6 +52,7 @@ def answers(chars: int) -> dict[str, tuple[str, str]]:
     code = _repeated(_CODE, chars)
     return {
         "prose": ("json_tools", thought + _repeated(_PROSE, chars * 3 // 4)),
+        _WINDOWED: ("json_tools", thought + _repeated(_PROSE, chars * 3 // 4)),
         "code": ("json_tools", code),
         "JSON call, one string": ("json_tools", _json_call({"content": code})),
         "JSON call, small values": ("json_tools", _json_call({"items": [[1, "b", None]] * (chars // 17)})),
@@ -63,19 +68,35 @@ def answers(chars: int) -> dict[str, tuple[str, str]]:
     }
 
 
-def measure(family: str, text: str) -> float:
+def measure(family: str, text: str, windowed: bool) -> float:
     """Microseconds of processor time per token."""
-    pieces = [text[at : at + _TOKEN_CHARS].encode() for at in range(0, len(text), _TOKEN_CHARS)]
-    model = ModelText(
-        lambda: ByteDetokeniser(pieces.__getitem__), lambda _: None, lambda _: True, lambda _: _parse
-    )
+    pieces = [text[at : at + _TOKEN_CHARS] for at in range(0, len(text), _TOKEN_CHARS)]
+    detokeniser: Detokeniser
+    if windowed:
+        tokenizer = sentencepiece(pieces)
+        detokeniser = WindowDetokeniser(lambda ids: str(tokenizer.decode(list(ids))))
+        ids = [tokenizer.token_to_id(piece.replace(" ", "▁")) for piece in pieces]
+    else:
+        known = [piece.encode() for piece in pieces]
+        detokeniser = ByteDetokeniser(known.__getitem__)
+        ids = list(range(len(pieces)))
+    model = ModelText(lambda: detokeniser, lambda _: None, lambda _: True, lambda _: _parse)
     how = AnswerFormat(stops=_STOPS, reasoning="think", tools=family, declared=(_TOOL,))
     answer = model.answer(how)
     began_ns = time.thread_time_ns()
-    for token in range(len(pieces)):
+    for token in ids:
         answer.push(token)
     answer.flush()
-    return (time.thread_time_ns() - began_ns) / 1000 / len(pieces)
+    return (time.thread_time_ns() - began_ns) / 1000 / len(ids)
+
+
+def sentencepiece(pieces: list[str]) -> Tokenizer:
+    """A vocabulary of these pieces with SentencePiece's decoder, for which ids are decoded in a window."""
+    words = dict.fromkeys(piece.replace(" ", "▁") for piece in pieces)
+    tokenizer = Tokenizer(models.BPE({word: place for place, word in enumerate(words)}, []))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
 
 
 def _parse(text: str, tools: object) -> object:
@@ -92,7 +113,8 @@ def main() -> int:
     for _ in range(args.rounds):
         for length in LENGTHS:
             for name, (family, text) in answers(length * _TOKEN_CHARS).items():
-                rows[name, length].samples.append(measure(family, text))
+                windowed = name == _WINDOWED
+                rows[name, length].samples.append(measure(family, text, windowed))
     medians = {key: row.settle().median or 0.0 for key, row in rows.items()}
     growth = {name: medians[name, LENGTHS[-1]] / medians[name, LENGTHS[0]] for name in answers(64)}
     report.figures = {f"growth of {name}": ratio for name, ratio in growth.items()}
