@@ -223,6 +223,19 @@ def test_a_schema_too_deep_and_an_enum_too_long_are_words_in_time_and_hurt_no_ot
     with_service(tokenizer, use, Limits(compile_s=1.0))
 
 
+def test_where_the_compiler_does_not_start_a_form_is_words_and_a_forced_call_a_400(
+    tokenizer: ChatTokenizer,
+) -> None:
+    async def use(service: GrammarService) -> None:
+        held = await service.hold(schema(SCHEMA))
+        assert held.warnings == ("grammar not enforced: it breaks the grammar compiler",)
+        with pytest.raises(ApiError) as caught:
+            await service.hold(Demand(tools=(Tool("f", SCHEMA, {}),), choice=ToolChoice("required")))
+        assert (caught.value.code, caught.value.param) == ("unsupported_schema", "tool_choice")
+
+    with_service(tokenizer, use, command=("/nonexistent/python",))
+
+
 WORKER = """
 import asyncio, sys
 from mlxpool.shared.chat import ChatTokenizer

@@ -12,7 +12,7 @@ from mlxpool.shared.api.tools import Tool, ToolChoice
 from mlxpool.shared.errors import ApiError
 from mlxpool.worker.grammar.formats import Format, reasoning_of
 from mlxpool.worker.grammar.spec import Demand, Enforced, decide, give_up
-from mlxpool.worker.grammar.tools import FALLBACK_FAMILY, forced_family
+from mlxpool.worker.grammar.tools import CALLS_HIGH, FALLBACK_FAMILY, forced_family
 from mlxpool.worker.text.answer import AnswerText
 from mlxpool.worker.text.detokeniser import ByteDetokeniser
 from mlxpool.worker.text.events import Reasoning, Text, ToolCallArguments, ToolCallEnd, ToolCallStart
@@ -136,10 +136,10 @@ CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
 GOOD = '{"city": "Rome", "unit": "C"}'
 
 
-def test_one_function_is_that_function() -> None:
+def test_one_function_is_one_call_of_that_function() -> None:
     form, _ = form_of(forced(*TOOLS, choice=ToolChoice("one", "weather")))
     assert takes(form, CALL % ("weather", GOOD))
-    assert takes(form, CALL % ("weather", GOOD) + "\n" + CALL % ("weather", GOOD))
+    assert not takes(form, CALL % ("weather", GOOD) + "\n" + CALL % ("weather", GOOD))
     assert not takes(form, CALL % ("now", "{}"))
     assert not takes(form, "It is sunny.")
     assert not takes(form, "")
@@ -147,7 +147,10 @@ def test_one_function_is_that_function() -> None:
 
 def test_required_is_any_of_them_and_several_unless_parallel_is_off() -> None:
     several = CALL % ("weather", GOOD) + "\n" + CALL % ("now", "{}")
-    assert takes(form_of(forced(*TOOLS))[0], several)
+    form, _ = form_of(forced(*TOOLS))
+    assert takes(form, several)
+    assert takes(form, "\n".join([CALL % ("now", "{}")] * CALLS_HIGH))
+    assert not takes(form, "\n".join([CALL % ("now", "{}")] * (CALLS_HIGH + 1)))
     single, _ = form_of(forced(*TOOLS, parallel=False))
     assert takes(single, CALL % ("now", "{}"))
     assert not takes(single, several)
@@ -184,6 +187,8 @@ def test_a_marker_that_is_a_special_token_is_asked_for_as_that_token() -> None:
     demand = forced(*TOOLS, family="mistral", markers=MARKERS)
     form, _ = form_of(demand)
     assert takes(form, MARKERS["[TOOL_CALLS]"], "weather", MARKERS["[ARGS]"], GOOD)
+    call = (MARKERS["[TOOL_CALLS]"], "weather", MARKERS["[ARGS]"], GOOD)
+    assert takes(form, *call, *call)
     assert not takes(form, "[TOOL_CALLS]weather[ARGS]" + GOOD)
     # Elsewhere it is not allowed, whatever it spells.
     assert not takes(

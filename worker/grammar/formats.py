@@ -117,8 +117,9 @@ def after_reasoning(reasoning: Reasoning | None, answer: Format, markers: Mappin
     return sequence({"type": "optional", "content": opened}, answer)
 
 
-def repeated(part: Format, separator: list[Format], *, once: bool) -> Format:
-    """`part` once, or once and more with the separator between."""
-    if once:
+def repeated(part: Format, separator: list[Format], most: int) -> Format:
+    """`part` once and up to `most` times, with the separator between."""
+    if most == 1:
         return part
-    return sequence(part, {"type": "star", "content": sequence(*separator, part)})
+    more = {"type": "repeat", "min": 0, "max": most - 1, "content": sequence(*separator, part)}
+    return sequence(part, more)

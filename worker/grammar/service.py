@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from mlxpool.shared.chat import ChatTokenizer
+from mlxpool.shared.errors import error
 from mlxpool.worker.engine.constraint import Constraint
 from mlxpool.worker.grammar import formats, messages, runtime
 from mlxpool.worker.grammar.helper import COMMAND
@@ -129,17 +130,27 @@ class GrammarService:
         decision = await asyncio.to_thread(decide, demand)
         if isinstance(decision, Enforced):
             try:
-                return Held(await self.compile(decision.spec), decision.family, None, decision.warnings)
+                return await self._held(decision)
             except Refused as refused:
                 mistake = invalid_text(demand, refused.reason) if refused.unread else None
                 if mistake is not None:
                     raise mistake from refused
                 decision = await asyncio.to_thread(give_up, demand, refused.reason)
         if isinstance(decision, Enforced):
-            return Held(await self.compile(decision.spec), decision.family, None, decision.warnings)
+            try:
+                return await self._held(decision)
+            except Refused as refused:
+                raise error(
+                    "unsupported_schema",
+                    f"a call can't be forced here: {refused.reason}; send tool_choice auto",
+                    param="tool_choice",
+                ) from refused
         if isinstance(decision, Instructed):
             return Held(None, None, decision.instruction, (decision.warning,))
         return Held()
+
+    async def _held(self, decision: Enforced) -> Held:
+        return Held(await self.compile(decision.spec), decision.family, None, decision.warnings)
 
     async def compile(self, spec: GrammarSpec) -> Compiled:
         """The compiled grammar. Raises Refused with the reason, ApiError 429 when too many wait.
@@ -196,11 +207,14 @@ class GrammarService:
             self._compiler = runtime.compiler(self._info, 1)
 
     def _read(self, spec: GrammarSpec, serialised: str | None) -> Any:
-        """On the thread: a grammar that the process has compiled."""
-        self._warm()
-        if serialised is None:
-            return self._compiler.compile_structural_tag(spec.text)
-        return runtime.xgrammar().CompiledGrammar.deserialize_json(serialised, self._info)
+        """On the thread: a grammar that the process has compiled. Raises Refused."""
+        try:
+            self._warm()
+            if serialised is None:
+                return self._compiler.compile_structural_tag(spec.text)
+            return runtime.xgrammar().CompiledGrammar.deserialize_json(serialised, self._info)
+        except (ImportError, OSError, RuntimeError, ValueError) as err:
+            raise Refused(runtime.plain_reason(f"{type(err).__name__}: {err}")) from err
 
     def _keep(self, spec: GrammarSpec, compiled: Compiled) -> Compiled:
         known = self._cache.get(spec)

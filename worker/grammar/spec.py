@@ -92,7 +92,12 @@ def decide(demand: Demand, *, loose: bool = False) -> Decision | None:
             if demand.choice.mode == "required" or tool.name == demand.choice.name
         ]
         forced = tools.calls(
-            wanted, demand.family, parallel=demand.parallel, markers=demand.markers, loose=loose
+            wanted,
+            demand.family,
+            # Who names a function wants that call.
+            parallel=demand.parallel and demand.choice.mode == "required",
+            markers=demand.markers,
+            loose=loose,
         )
         return _enforced(demand, forced.format, forced)
     if structure is None:

@@ -32,6 +32,9 @@ from mlxpool.worker.grammar.schema import InvalidSchema, read
 
 FALLBACK_FAMILY = "json_tools"
 
+# A small model that must call repeats itself until its limit cuts a call in two.
+CALLS_HIGH = 8
+
 # A property may be called so too; then the call is forced in JSON, which is always right.
 _LENGTH = re.compile(rb'"(?:min|max)Length"')
 
@@ -132,7 +135,7 @@ def calls(
     markers: Mapping[str, int],
     loose: bool = False,
 ) -> Forced:
-    """One call or more (exactly one without `parallel`) of the tools, given with their places in the request.
+    """One to CALLS_HIGH calls (one without `parallel`) of the tools, given with their places in the request.
 
     loose: arguments are any object, for schemas that turned out too much for the compiler. Raises ApiError
     400 for a schema that is none, and for a strict tool whose schema can't be enforced.
@@ -161,7 +164,8 @@ def calls(
         )
         for (_, tool), schema in zip(tools, schemas, strict=True)
     ]
-    body = repeated(either(*each), literal(syntax.separator, markers), once=syntax.single or not parallel)
+    most = 1 if syntax.single or not parallel else CALLS_HIGH
+    body = repeated(either(*each), literal(syntax.separator, markers), most)
     whole = sequence(*literal(syntax.begin, markers), body, *literal(syntax.end, markers))
     return Forced(whole, name, tuple(warnings))
 
