@@ -97,12 +97,12 @@ class AnswerText:
         if self.over:
             return []
         events = self._read(self._source.flush())
-        if self._splitter is not None and not self.over:
+        if self._splitter is not None:
             for text, reasoning in self._splitter.flush():
                 self._sort(text, reasoning, events)
-        if self._tools is not None and not self.over:
+        if self._tools is not None:
             self._keep(self._tools.flush(), events)
-        if self._stops is not None and not self.over:
+        if self._stops is not None:
             self._add_text(self._stops.flush(), events)
         return events
 
