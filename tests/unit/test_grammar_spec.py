@@ -13,9 +13,10 @@ from mlxpool.shared.api.structure import Structure
 from mlxpool.shared.api.tools import Tool, ToolChoice
 from mlxpool.shared.errors import ApiError
 from mlxpool.worker.grammar import keywords
+from mlxpool.worker.grammar.assertions import InvalidSchema
 from mlxpool.worker.grammar.formats import BLANKS_HIGH, Format, reasoning_of
 from mlxpool.worker.grammar.pattern import unsupported
-from mlxpool.worker.grammar.schema import InvalidSchema, read
+from mlxpool.worker.grammar.schema import read
 from mlxpool.worker.grammar.spec import Demand, Enforced, Instructed, decide, give_up, invalid_text
 from mlxpool.worker.text.reasoning import REASONING_FAMILIES
 from tests.unit.grammar_world import EOS_ID, MARKERS, UNNAMED_ID, takes

@@ -13,14 +13,14 @@ and bounded numbers no exponent.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 
 from mlxpool.shared.api.read import quoted
-from mlxpool.worker.grammar import keywords, pattern
+from mlxpool.worker.grammar import assertions, keywords, pattern
+from mlxpool.worker.grammar.assertions import InvalidSchema
 from mlxpool.worker.grammar.disjoint import are_disjoint, types_of_value
 
 # Names of the gathered definitions; no client's name can be in their way.
@@ -45,10 +45,6 @@ class Reading(msgspec.Struct, frozen=True):
 
     schema: Any
     unenforced: tuple[Finding, ...]
-
-
-class InvalidSchema(ValueError):
-    """It is no JSON schema; the message says where and what would be."""
 
 
 def unenforced(schema: Any) -> list[Finding]:
@@ -246,72 +242,18 @@ class _Walk:
             }
             for family in ("string", "number", "array", "object")
         }
+
+        def report(keyword: str, why: str) -> None:
+            self._report(pointer, keyword, why)
+
         if "string" in names:
-            out.update(self._string(own["string"], pointer))
+            out.update(assertions.string(own["string"], pointer, report))
         if names & {"number", "integer"}:
-            out.update(self._number(own["number"], pointer, is_integer="number" not in names))
+            out.update(assertions.number(own["number"], report, is_integer="number" not in names))
         if "array" in names:
             self._array(out, own["array"], pointer)
         if "object" in names:
             self._object(out, own["object"], pointer)
-        return out
-
-    def _string(self, given: dict[str, Any], pointer: str) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        lengths = [word for word in ("minLength", "maxLength") if word in given]
-        if "pattern" in given:
-            fault = pattern.unsupported(given["pattern"], in_json=True)
-            if fault is not None and fault.invalid:
-                raise InvalidSchema(
-                    f"pattern{pointer and f' at {pointer}'} is no regular expression: {fault.what} in "
-                    f"{quoted(given['pattern'])}"
-                )
-            if fault is None:
-                out["pattern"] = pattern.whole(given["pattern"])
-            else:
-                self._report(pointer, "pattern", fault.what)
-        for word in lengths:
-            if "pattern" in out:
-                self._report(pointer, word, "beside pattern")
-            else:
-                out[word] = int(given[word])
-        if given.get("format") in keywords.FORMATS:
-            if out:
-                self._report(pointer, "format", f"beside {', '.join(out)}")
-            else:
-                out["format"] = given["format"]
-        return out
-
-    def _number(self, given: dict[str, Any], pointer: str, is_integer: bool) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        high = keywords.INTEGER_HIGH if is_integer else keywords.NUMBER_HIGH
-        for word in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
-            if word not in given:
-                continue
-            bound = given[word]
-            if not math.isfinite(bound) or abs(bound) >= high:
-                self._report(pointer, word, "a bound larger than its numbers")
-                continue
-            if is_integer and bound != int(bound):
-                # The next whole number inside is allowed, whether the bound itself was or not.
-                if word.endswith("inimum"):
-                    out["minimum"] = max(math.ceil(bound), out.get("minimum", -high))
-                else:
-                    out["maximum"] = min(math.floor(bound), out.get("maximum", high))
-            else:
-                out[word] = int(bound) if is_integer else bound
-        if "multipleOf" in given:
-            step = given["multipleOf"]
-            if not is_integer or step != int(step) or step > keywords.MULTIPLE_HIGH:
-                self._report(
-                    pointer,
-                    "multipleOf",
-                    f"of anything but whole numbers up to {keywords.MULTIPLE_HIGH} on integers",
-                )
-            elif out:
-                self._report(pointer, "multipleOf", f"beside {', '.join(out)}")
-            else:
-                out["multipleOf"] = int(step)
         return out
 
     def _array(self, out: dict[str, Any], given: dict[str, Any], pointer: str) -> None:

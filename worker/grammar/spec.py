@@ -21,8 +21,9 @@ from mlxpool.shared.api.tools import Tool, ToolChoice
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.shared.text import cut
 from mlxpool.worker.grammar import formats, pattern, tools
+from mlxpool.worker.grammar.assertions import InvalidSchema
 from mlxpool.worker.grammar.formats import Format, Reasoning
-from mlxpool.worker.grammar.schema import InvalidSchema, read
+from mlxpool.worker.grammar.schema import read
 
 # A reason is quoted in a header: the compiler's own can be pages.
 _REASON_CHARS = 300

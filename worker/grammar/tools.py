@@ -18,6 +18,7 @@ from mlxpool.shared.api.read import invalid
 from mlxpool.shared.api.tools import Tool
 from mlxpool.shared.errors import error
 from mlxpool.worker.grammar import keywords
+from mlxpool.worker.grammar.assertions import InvalidSchema
 from mlxpool.worker.grammar.formats import (
     Format,
     constant,
@@ -28,7 +29,7 @@ from mlxpool.worker.grammar.formats import (
     repeated,
     sequence,
 )
-from mlxpool.worker.grammar.schema import InvalidSchema, read
+from mlxpool.worker.grammar.schema import read
 
 FALLBACK_FAMILY = "json_tools"
 
