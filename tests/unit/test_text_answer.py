@@ -83,6 +83,13 @@ def test_a_stop_does_not_reach_over_a_call() -> None:
     ]
 
 
+def test_a_stop_does_not_reach_over_a_block_of_reasoning() -> None:
+    marks = Marks(token_id={"<think>": 7}.get, is_special=lambda _: False, ordinary=("<think>",))
+    text = f"a\nST\n{marks.form('<think>')}hm</think>OP"
+    how = AnswerFormat(reasoning="think", stops=("ST\nOP",))
+    assert run(list(text), how, marks) == [Text("a\nST\n"), Reasoning("hm"), Text("OP")]
+
+
 def test_an_answer_of_one_call_is_over_behind_its_last_brace() -> None:
     answer = machine([CALL[:-14], CALL[-14:] + CALL], tools(one_call=True))
     answer.push(0)

@@ -102,8 +102,7 @@ class AnswerText:
                 self._sort(text, reasoning, events)
         if self._tools is not None:
             self._keep(self._tools.flush(), events)
-        if self._stops is not None:
-            self._add_text(self._stops.flush(), events)
+        self._release(events)
         return events
 
     def _read(self, text: str) -> list[TextEvent]:
@@ -123,6 +122,7 @@ class AnswerText:
         if reasoning:
             text = self._marks.plain(text)
             if text:
+                self._release(events)
                 events.append(Reasoning(text))
         elif self._tools is None:
             self._say(self._marks.plain(text), events)
@@ -137,8 +137,7 @@ class AnswerText:
             if isinstance(event, Text):
                 self._say(event.text, events)
                 continue
-            if self._stops is not None:
-                self._add_text(self._stops.flush(), events)
+            self._release(events)
             events.append(event)
             if isinstance(event, ToolCallEnd):
                 self.called = True
@@ -149,6 +148,11 @@ class AnswerText:
             text, self.stop = self._stops.push(text)
             self.over = self.stop is not None
         self._add_text(text, events)
+
+    def _release(self, events: list[TextEvent]) -> None:
+        """Something else than text follows: what could have begun a stop string doesn't."""
+        if self._stops is not None:
+            self._add_text(self._stops.flush(), events)
 
     def _add_text(self, text: str, events: list[TextEvent]) -> None:
         if text:
