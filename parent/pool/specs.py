@@ -42,7 +42,7 @@ def make_launch(model: LibraryModel, described: Description, socket: str, trace_
         context=plan.context,
         batch=own.batch,
         kv_pool_bytes=plan.kv_pool_bytes,
-        memory_limit_bytes=plan.planned_bytes,
+        memory_limit_bytes=plan.planned_bytes - plan.grammar_bytes,
         prefill_chunk=own.prefill_chunk,
         max_tokens=own.max_tokens,
         temperature=own.temperature,

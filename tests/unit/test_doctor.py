@@ -28,6 +28,7 @@ def plan(verdict: Any = "fits", **values: Any) -> MemoryPlan:
     return MemoryPlan(
         weights_bytes=4 * GB,
         overhead_bytes=GB,
+        grammar_bytes=0,
         prefill_bytes=GB,
         allocator_bytes=0,
         kv_pool_bytes=2 * GB,

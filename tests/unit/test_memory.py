@@ -44,12 +44,13 @@ def test_the_line_items_of_a_small_llama_on_the_cpu_backend() -> None:
     assert planned == MemoryPlan(
         weights_bytes=2_000_000,
         overhead_bytes=overhead,
+        grammar_bytes=memory.GRAMMAR_BYTES,
         prefill_bytes=scores + activations + logits + regrown,
         allocator_bytes=live // 7,
         kv_pool_bytes=2 * 64 * 4 * 1024,
         kv_bytes_per_token=2 * 64 * 4,
         context=1024,
-        planned_bytes=live + live // 7,
+        planned_bytes=live + live // 7 + memory.GRAMMAR_BYTES,
         verdict="fits",
     )
 
@@ -151,7 +152,7 @@ def test_the_verdict_agrees_with_the_numbers(
         facts, backend=backend, context=context, batch=batch, limit_bytes=limit, limit_is_explicit=explicit
     )
     live = planned.weights_bytes + planned.overhead_bytes + planned.prefill_bytes + planned.kv_pool_bytes
-    assert planned.planned_bytes == live + planned.allocator_bytes
+    assert planned.planned_bytes == live + planned.allocator_bytes + planned.grammar_bytes
     assert planned.allocator_bytes <= min(2**30, planned.planned_bytes // 8 + 1)
     if planned.verdict == "fits":
         assert planned.planned_bytes == free.planned_bytes <= limit

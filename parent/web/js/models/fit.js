@@ -11,6 +11,7 @@ const ITEMS = [
   ["prefill_bytes", "Prefill"],
   ["allocator_bytes", "Buffers kept"],
   ["overhead_bytes", "Process"],
+  ["grammar_bytes", "Grammars"],
 ];
 // Typing a number should ask once, for the whole number.
 const SETTLE_MS = 250;
