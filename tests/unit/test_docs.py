@@ -14,6 +14,7 @@ from mlxpool.parent.edge.static import STATIC_PREFIX
 from mlxpool.shared.api.chat_fields import FIELDS
 from mlxpool.shared.config import SECTIONS, ModelSettings, keys_of
 from mlxpool.shared.errors import STATUS_OF
+from mlxpool.worker.grammar import keywords
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -94,3 +95,9 @@ def test_the_readmes_test_command_is_what_ci_runs() -> None:
     assert "```sh\nmake test\n```" in readme
     assert re.search(r"^make test$", ci, re.M)
     assert re.search(r"^make check$", ci, re.M)
+
+
+def test_the_page_of_answers_lists_the_keywords_that_are_enforced() -> None:
+    text = (DOCS / "answers.md").read_text()
+    line = text.split("### Enforced keywords of a JSON schema\n\n")[1].splitlines()[0]
+    assert set(re.findall(r"`([^`]+)`", line)) == {"type", *keywords.FAMILY_OF, *keywords.DECIDERS}
