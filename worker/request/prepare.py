@@ -21,7 +21,7 @@ from mlxpool.shared.errors import error
 from mlxpool.worker.grammar.formats import reasoning_of
 from mlxpool.worker.grammar.service import GrammarService, Held
 from mlxpool.worker.grammar.spec import Demand
-from mlxpool.worker.request import thinking, toolless
+from mlxpool.worker.request import call_ids, thinking, toolless
 from mlxpool.worker.request.families import Families
 from mlxpool.worker.request.plan import Defaults, Plan, Prompt, Vocabulary, make_plans
 from mlxpool.worker.text.choose import opens_block
@@ -122,6 +122,8 @@ class ChatPreparer:
             )
         tools = request.tools if request.tool_choice.mode != "none" else ()
         messages = template_messages(request.messages)
+        if self._families.tools == call_ids.FAMILY:
+            messages = call_ids.shortened(messages)
         written = [tool.written for tool in tools]
         variables = {**decided.variables, **request.template_kwargs}
         if not self._families.knows_tools:
