@@ -1,8 +1,8 @@
 """Ids of calls as Mistral's templates want them: nine letters and digits, or the template refuses. Pure.
 
-A history may have been made with another model, whose ids are longer. Each is mapped to one of nine characters
-that depends on it alone, so that a call and its result still belong together and the prompt is the same in
-every turn.
+A history may have been made with another model, whose ids are longer. Each is mapped to one of nine
+characters that depends on it alone, so that a call and its result still belong together and the prompt is
+the same in every turn.
 """
 
 from __future__ import annotations
