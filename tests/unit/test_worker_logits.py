@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_xtc, make_logits_processors
 
 from mlxpool.worker.engine import logprobs, sampler
-from mlxpool.worker.engine.masks import MaskBoard
+from mlxpool.worker.engine.masks import Masks
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.engine.shaping import Shaping
 from mlxpool.worker.request.plan import Sampling
@@ -154,9 +154,9 @@ def constrained(*tokens: Sequence[int] | Exception | None) -> list[Row]:
     return [Row(plan([1]), None, lambda _: None, Allowing(one)) for one in tokens]  # type: ignore[arg-type]
 
 
-def allowed(rows: Sequence[Row], vocabulary: int, failed: Any, board: MaskBoard | None = None) -> Any:
-    """What a board writes, as numpy sees it."""
-    bits = (board or MaskBoard()).write(rows, vocabulary, failed)
+def allowed(rows: Sequence[Row], vocabulary: int, failed: Any, masks: Masks | None = None) -> Any:
+    """The masks of these rows as numpy sees them."""
+    bits = (masks or Masks()).allowed(rows, vocabulary, failed)
     return None if bits is None else np.array(bits)
 
 
@@ -182,12 +182,20 @@ def test_a_row_whose_grammar_allows_all_is_free_beside_one_that_does_not() -> No
     assert allowed(constrained(None, None), 70, none_fails) is None
 
 
-def test_a_board_that_is_written_again_says_nothing_of_before() -> None:
-    board = MaskBoard()
-    for tokens, others in (([1, 40], [69]), ([2], None), ([], [0, 33])):
-        bits = allowed(constrained(tokens, others), 70, none_fails, board)
+def test_masks_are_kept_and_say_nothing_of_those_before() -> None:
+    masks = Masks()
+    for tokens, others in (([1, 40], [69]), ([2], None), ([], [0, 33]), ([1, 40], [69]), ([69], [2])):
+        bits = allowed(constrained(tokens, others), 70, none_fails, masks)
         assert np.flatnonzero(bits[0]).tolist() == tokens
         assert np.flatnonzero(bits[1]).tolist() == (list(range(70)) if others is None else others)
+    # Five, and the one of a row that is free.
+    assert len(masks._kept) == 6
+    for token in range(70):
+        for other in range(token):
+            bits = allowed(constrained([token, other]), 70, none_fails, masks)
+            assert np.flatnonzero(bits[0]).tolist() == [other, token]
+    assert len(masks._kept) == 128
+    assert allowed(constrained([1]), 71, none_fails, masks).shape == (1, 71)
 
 
 def test_a_matcher_that_fails_is_told_and_leaves_the_others() -> None:

@@ -29,6 +29,7 @@ import mlx.core as mx
 from mlxpool.worker.engine import grouping
 from mlxpool.worker.engine.admission import KvCost
 from mlxpool.worker.engine.group import Fed, Group, Sampled
+from mlxpool.worker.engine.masks import Masks
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.engine.sharing import shares_passes
 
@@ -48,6 +49,7 @@ class DecodeBatch:
         self._make_cache = make_cache
         self._cost = cost
         self.shares: bool | None = None  # not tried yet
+        self._masks = Masks()
         self._groups: list[Group] = []
         self._drawing: list[Group] = []  # between `step` and `finish`
         self._failed: list[Failed] = []
@@ -125,7 +127,7 @@ class DecodeBatch:
                     group.start()
                     self._drawing.append(group)
                 else:
-                    group.draw(self._fail_row)
+                    group.draw(self._masks, self._fail_row)
                 started.append((group, primed, fed))
             except Exception as err:
                 self._drop(group, err)
@@ -141,7 +143,7 @@ class DecodeBatch:
         for group in drawing:
             if group in self._groups:
                 try:
-                    group.draw(self._fail_row)
+                    group.draw(self._masks, self._fail_row)
                 except Exception as err:
                     self._drop(group, err)
 

@@ -42,6 +42,9 @@ ENGINE_DIED_EXIT_CODE = 70
 # while decoding goes on, and whenever the engine falls idle.
 _CLEAR_CACHE_STEPS = 512
 
+# The figures of memory are for people: they may be a few steps old while nothing else happens.
+_READ_MEMORY_STEPS = 16
+
 
 class Loaded(msgspec.Struct, frozen=True):
     """What `load` hands to the engine, made on the engine's thread. make_cache: fresh caches of one row."""
@@ -170,7 +173,8 @@ class Engine:
                 steps += 1
                 if steps % _CLEAR_CACHE_STEPS == 0:
                     mx.clear_cache()
-            self._read_memory(batch, prefills, loaded.kv)
+            if self._moved or prefills.rows or steps % _READ_MEMORY_STEPS == 0:
+                self._read_memory(batch, prefills, loaded.kv)
             self._flush()
 
     def _take(self, idle: bool) -> None:
@@ -237,6 +241,7 @@ class Engine:
         if kept_bytes := prefills.kept_bytes(cost):
             room = self._has_room([*batch.rows, *prefills.rows], cost, kept_bytes)
             prefills.drop_kept(self._waiting if room else ())
+            self._moved = True
 
     def _prefill(self, batch: DecodeBatch, prefills: Prefills, cost: KvCost) -> None:
         """One chunk of one prompt; rows whose prompt is done join the batch."""
@@ -322,6 +327,7 @@ class Engine:
 
     def _end(self, row: Row, events: list[Event]) -> None:
         row.end()
+        self._moved = True
         self._ended += 1
         self._outbox.append((row, events))
 

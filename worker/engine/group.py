@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxpool.worker.engine import logprobs
-from mlxpool.worker.engine.masks import MaskBoard
+from mlxpool.worker.engine.masks import Masks
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.engine.sampler import in_order, sample
 
@@ -39,7 +39,6 @@ class Group:
     def __init__(self, rows: list[Row], caches: list[Any], pending: Fed) -> None:
         self.rows, self.caches, self.pending = rows, caches, pending
         self._logits: mx.array | None = None
-        self._board = MaskBoard()
 
     @property
     def constrained(self) -> bool:
@@ -58,7 +57,7 @@ class Group:
         # (1.6 KB) per layer and step.
         mx.async_eval(self._logits, *_offsets(self.caches))  # type: ignore[no-untyped-call]
 
-    def draw(self, failed: Callable[[Row, Exception], None]) -> None:
+    def draw(self, masks: Masks, failed: Callable[[Row, Exception], None]) -> None:
         """Start the draws that follow the forward pass, and it too if it has not been started."""
         logits, self._logits = self._logits, None
         assert logits is not None
@@ -67,12 +66,12 @@ class Group:
         if not adjusted:
             tokens = sample(logits, self.rows)
         elif len(adjusted) == len(self.rows):
-            tokens = self._draw_adjusted(logits, adjusted, readings, failed)
+            tokens = self._draw_adjusted(logits, adjusted, readings, masks, failed)
         else:
             plain = [place for place in range(len(self.rows)) if place not in adjusted]
             parts = [
                 sample(logits[mx.array(plain)], [self.rows[place] for place in plain]),
-                self._draw_adjusted(logits[mx.array(adjusted)], adjusted, readings, failed),
+                self._draw_adjusted(logits[mx.array(adjusted)], adjusted, readings, masks, failed),
             ]
             tokens = in_order(parts, [plain, adjusted])
         self.pending = Fed(tokens, readings)
@@ -89,6 +88,7 @@ class Group:
         logits: mx.array,
         places: list[int],
         readings: dict[Row, mx.array],
+        masks: Masks,
         failed: Callable[[Row, Exception], None],
     ) -> mx.array:
         """Tokens of the rows at `places` from their logits: bias, penalties, grammar, reading, draw."""
@@ -103,7 +103,7 @@ class Group:
                     lines[line] = row.shaping.shaped(lines[line], fed, row.ids, row.position)
             logits = mx.concatenate(lines) if len(lines) > 1 else lines[0]
         if any(row.constraint is not None for row in rows):
-            may_come = self._board.write(rows, logits.shape[-1], failed)
+            may_come = masks.allowed(rows, logits.shape[-1], failed)
             if may_come is not None:
                 logits = mx.where(may_come, logits, -mx.inf)
         tokens = sample(logits, rows)

@@ -20,6 +20,10 @@ from mlxpool.worker.engine.admission import KvCost
 from mlxpool.worker.engine.chunks import ChunkWidth, next_turn
 from mlxpool.worker.engine.row import Row
 
+# What a prefill may leave to MLX's cache of freed buffers. A short one leaves what the next step takes again,
+# and what was given back is dear to get anew on a GPU.
+_LEFT_BYTES = 256 * 1024 * 1024
+
 
 class Prompt:
     """Ids, the first `done` of which are in `caches`, and the rows that wait for the rest."""
@@ -119,7 +123,7 @@ class Prefills:
         self._width.observe(len(chunk), elapsed_s)
         prompt.token_s = elapsed_s / len(chunk)
         prompt.done = end
-        if prompt.complete:
+        if prompt.complete and mx.get_cache_memory() > _LEFT_BYTES:
             mx.clear_cache()
 
     def hand_over(self, prompt: Prompt, keep: bool) -> list[Row]:
