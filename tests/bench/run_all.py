@@ -30,7 +30,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--starter", type=Path, help="default: the one that `mlxpool pull starter` fetched")
     parser.add_argument(
-        "--only", action="append", choices=("startup", "text", "relay", "viewers", "page", "swap", "serving")
+        "--only",
+        action="append",
+        choices=("startup", "text", "relay", "viewers", "page", "swap", "serving", "engine"),
     )
     parser.add_argument("--out", type=Path, default=common.REPO / "bench-results")
     args = parser.parse_args()
@@ -39,7 +41,7 @@ def main() -> int:
     own_starter = ["--starter", str(starter)]
     benches = {
         "startup": [], "text": [], "relay": [], "viewers": [], "page": [],
-        "swap": own_starter, "serving": own_starter,
+        "swap": own_starter, "serving": own_starter, "engine": own_starter,
     }  # fmt: skip
     documents: dict[str, Any] = {}
     failed = False
