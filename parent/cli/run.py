@@ -17,6 +17,7 @@ from mlxpool.parent.cli.completion import complete_model
 
 class _Delta(msgspec.Struct, frozen=True):
     content: str | None = None
+    reasoning: str | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -59,7 +60,7 @@ def run_command(
     """Ask MODEL one question, or talk with it.
 
     Without PROMPT the question is read from standard input; on a terminal that is a conversation, ended
-    with Ctrl-D. Ctrl-C cuts an answer short.
+    with Ctrl-D. Ctrl-C cuts an answer short. What a model reasons goes to standard error.
     """
     server = client.need(read_settings(config_file, {"home": home}))
     messages = [] if system is None else [_Message("system", system)]
@@ -125,8 +126,15 @@ def _converse(server: client.Client, request: _Request) -> int:
 def _print_answer(server: client.Client, request: _Request, said: list[str]) -> None:
     """Stream one answer to the terminal; what has been shown is in `said`, however it ends."""
     pieces = _pieces(server, request)
+    thinking = False
     try:
-        for piece in pieces:
+        for reasoned, piece in pieces:
+            if thinking and not reasoned:
+                click.echo("\n", err=True)
+            thinking = reasoned
+            if reasoned:
+                click.secho(piece, nl=False, err=True, dim=True)
+                continue
             said.append(piece)
             click.echo(piece, nl=False)
             sys.stdout.flush()
@@ -135,13 +143,18 @@ def _print_answer(server: client.Client, request: _Request, said: list[str]) -> 
         pieces.close()
         if said:
             click.echo()
+        elif thinking:
+            click.echo(err=True)
 
 
-def _pieces(server: client.Client, request: _Request) -> Generator[str, None, None]:
+def _pieces(server: client.Client, request: _Request) -> Generator[tuple[bool, str], None, None]:
+    """Each piece of text, and whether it is reasoning."""
     for data in server.stream("/v1/chat/completions", request):
         failure = client.error_message(data)
         if failure is not None:
             raise Failure(failure)
         for choice in msgspec.json.decode(data, type=_Chunk).choices:
+            if choice.delta.reasoning:
+                yield True, choice.delta.reasoning
             if choice.delta.content:
-                yield choice.delta.content
+                yield False, choice.delta.content

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tools.served import serve
 from tests.tools.tiny_fixture import TinyModels
 from tests.tools.tiny_models import CHAT_TEMPLATE
 from tests.tools.worker_process import WorkerProcess, streamed_text
@@ -22,10 +27,15 @@ TEMPLATE = CHAT_TEMPLATE.replace(
 
 
 @pytest.fixture(scope="module")
-def thinker(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    folder = shutil.copytree(tiny("llama"), tmp_path_factory.mktemp("models") / "thinker")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+def folder(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = shutil.copytree(tiny("llama"), tmp_path_factory.mktemp("models") / "thinker")
+    config = json.loads((made / "tokenizer_config.json").read_text())
+    (made / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    return made
+
+
+@pytest.fixture(scope="module")
+def thinker(folder: Path) -> Iterator[WorkerProcess]:
     with WorkerProcess(folder, thinking=True).ready() as worker:
         yield worker
 
@@ -69,3 +79,22 @@ def test_a_stop_string_ends_no_reasoning(thinker: WorkerProcess) -> None:
     stopped = thinker.chat("hello", max_tokens=40, temperature=0, stop=[plain[5:8]])["choices"][0]
     assert stopped["message"]["reasoning"] == plain
     assert stopped["finish_reason"] == "length"
+
+
+async def test_run_writes_the_answer_to_its_output_and_the_thoughts_beside_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    async with serve(tmp_path, models=folder.parent) as served:
+
+        def run(*more: str) -> subprocess.CompletedProcess[str]:
+            command = "from mlxpool.parent.cli import main; main()"
+            asked = ["run", "thinker", "hello", "--temperature", "0", "--max-tokens", "40", *more]
+            return subprocess.run(
+                [sys.executable, "-c", command, *asked, "--home", str(served.home)],
+                capture_output=True, text=True, timeout=60, check=True, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+        answer = await served.chat("thinker", "hello", temperature=0, max_tokens=40)
+        said = await asyncio.to_thread(run)
+        assert said.stdout == ""
+        assert said.stderr == answer.body["choices"][0]["message"]["reasoning"] + "\n"
