@@ -177,6 +177,7 @@ async def test_a_cancelled_row_says_nothing_more_and_is_not_owed(start: Start) -
     assert len(first.events) == said
     assert queued.events == []
     assert running.engine.counters.cancelled == 2
+    await until(lambda: running.engine.counters.rows == running.engine.counters.kv_used_bytes == 0)
     assert (await running.ask(plan(range(30)))).events[-1] == Finish("length")
 
 

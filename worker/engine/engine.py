@@ -97,7 +97,8 @@ class Engine:
         self._submitted = 0  # event loop only
         # The engine thread's own:
         self._waiting: deque[Row] = deque()
-        self._moved = True  # rows came, left or grew by a block since room was made
+        self._changes = 1  # grows when rows come, leave, or grow by a block
+        self._room_made_at = self._read_at = 0  # changes, when room was made and memory was read
         self._outbox: list[tuple[Row, list[Event]]] = []
         self._ended = 0  # rows in the outbox that are over
 
@@ -173,7 +174,8 @@ class Engine:
                 steps += 1
                 if steps % _CLEAR_CACHE_STEPS == 0:
                     mx.clear_cache()
-            if self._moved or prefills.rows or steps % _READ_MEMORY_STEPS == 0:
+            if self._changes != self._read_at or prefills.rows or steps % _READ_MEMORY_STEPS == 0:
+                self._read_at = self._changes
                 self._read_memory(batch, prefills, loaded.kv)
             self._flush()
 
@@ -201,9 +203,9 @@ class Engine:
 
     def _make_room(self, batch: DecodeBatch, prefills: Prefills, cost: KvCost) -> None:
         """Rows without a limit that have grown out of the KV pool: the youngest wait again, at the front."""
-        if not self._moved:
+        if self._changes == self._room_made_at:
             return
-        self._moved = False
+        self._room_made_at = self._changes
         running = sorted([*batch.rows, *prefills.rows], key=lambda row: row.number)
         outgrown = running[self._held(running, cost) :]
         if not outgrown:
@@ -237,11 +239,11 @@ class Engine:
             self._waiting.popleft()
             row.admitted_s = row.admitted_s or time.perf_counter()
             prefills.attach(row)
-            self._moved = True
+            self._changes += 1
         if kept_bytes := prefills.kept_bytes(cost):
             room = self._has_room([*batch.rows, *prefills.rows], cost, kept_bytes)
             prefills.drop_kept(self._waiting if room else ())
-            self._moved = True
+            self._changes += 1
 
     def _prefill(self, batch: DecodeBatch, prefills: Prefills, cost: KvCost) -> None:
         """One chunk of one prompt; rows whose prompt is done join the batch."""
@@ -301,7 +303,7 @@ class Engine:
             if events:
                 self._outbox.append((row, events))
             if row.at_block_end:
-                self._moved = True
+                self._changes += 1
                 batch.unsettle()
         return ended
 
@@ -309,7 +311,7 @@ class Engine:
         """Rows leave the batch, and with them those that a fault took out of it."""
         gone = list(leaving)
         while True:
-            self._moved = self._moved or bool(gone)
+            self._changes += bool(gone)
             batch.leave(gone)
             failed = batch.take_failed()
             if not failed:
@@ -327,7 +329,7 @@ class Engine:
 
     def _end(self, row: Row, events: list[Event]) -> None:
         row.end()
-        self._moved = True
+        self._changes += 1
         self._ended += 1
         self._outbox.append((row, events))
 
