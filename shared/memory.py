@@ -55,8 +55,9 @@ _FLOAT32_BYTES = 4
 # MLP: gate, up and their product.
 _LIVE_HIDDEN = 6
 _LIVE_FFN = 3
-# Logits, their float32 copy and the sorted or masked copy of a sampler.
-_LIVE_LOGITS = 3
+# Lines of the vocabulary per row: logits, their float32 copy, the sorted or masked copy of a sampler; what a
+# draw's noise is made ahead for; and the windows of three penalties.
+_LIVE_LOGITS = 3 + 8 + 3
 # Attention scores and their softmax, where no fused kernel keeps them on the chip.
 _LIVE_SCORES = 2
 
@@ -66,9 +67,9 @@ class MemoryPlan(msgspec.Struct, frozen=True):
 
     overhead_bytes: a process that has imported everything and holds no model. grammar_bytes: what its first
     enforced form adds. prefill_bytes: alive for a moment during a chunk or a step. allocator_bytes: freed
-    buffers that MLX keeps. context: tokens one row may hold, already lowered where the verdict says so. kv_bytes_per_token: what
-    one more token of a long row costs. short_by_bytes: over the limit by this much, 0 when it fits.
-    fitting_context: the most tokens that would fit in the limit, 0 for none at all.
+    buffers that MLX keeps. context: tokens one row may hold, already lowered where the verdict says so.
+    kv_bytes_per_token: what one more token of a long row costs. short_by_bytes: over the limit by this much,
+    0 when it fits. fitting_context: the most tokens that would fit in the limit, 0 for none at all.
     """
 
     weights_bytes: int

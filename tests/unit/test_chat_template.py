@@ -195,7 +195,8 @@ def test_a_folder_that_cant_be_used_names_the_file(
 
 def test_a_template_says_which_names_it_reads_from_outside() -> None:
     template = ChatTemplate(
-        "{% set x = 1 %}{% for m in messages %}{{ m.role }}{% if enable_thinking is defined %}{{ x }}{% endif %}"
+        "{% set x = 1 %}{% for m in messages %}{{ m.role }}"
+        "{% if enable_thinking is defined %}{{ x }}{% endif %}"
         "{% endfor %}{{ tools | tojson if tools }}"
     )
     assert template.variables == {"messages", "enable_thinking", "tools"}

@@ -290,10 +290,6 @@ def test_a_number_without_an_end_is_refused(tmp_path: Path, key: str, value: str
         ),
         ({"MLXPOOL_CACHE_RAM": "1"}, "environment: MLXPOOL_CACHE_RAM is not in this version yet; unset it"),
         (
-            {"MLXPOOL_CACHE_RAM": "1"},
-            "environment: MLXPOOL_CACHE_RAM is not in this version yet; unset it",
-        ),
-        (
             {"MLXPOOL_SRVER_PORT": "1"},
             "environment: unknown MLXPOOL_SRVER_PORT; did you mean MLXPOOL_SERVER_PORT?",
         ),

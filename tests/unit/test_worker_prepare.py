@@ -183,3 +183,44 @@ async def test_a_prompt_without_room_is_refused_although_its_form_is_fine(opened
     with pytest.raises(ApiError) as caught:
         await asker.ask({"role": "user", "content": "x" * 5000}, response_format={"type": "json_object"})
     assert caught.value.code == "context_length_exceeded"
+
+
+# As Gemma 2's: no system, and strict turns.
+STRICT = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles alternate') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+
+
+async def test_what_the_server_adds_is_never_what_a_template_refuses(opened: Open) -> None:
+    asker = await opened(STRICT)
+    assert (await asker.shown(tools=[TOOL])).startswith("<|im_start|>user\nYou may call functions")
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "get", "arguments": "{}"}}
+        for name in ("a", "b")
+    ]
+    shown = await asker.shown(
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"role": "tool", "tool_call_id": "b", "content": "2"},
+        tools=[TOOL],
+    )
+    assert "<tool_response>\n1\n</tool_response>\n\n<tool_response>\n2\n</tool_response><|im_end|>" in shown
+    schema = {"type": "array", "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
+    assert (await asker.shown(response_format=form)).startswith("<|im_start|>user\nAnswer with one JSON")
+    with pytest.raises(ApiError, match="System role not supported"):
+        await asker.ask({"role": "system", "content": "x"}, {"role": "user", "content": "y"}, tools=[TOOL])
+
+
+async def test_tools_and_a_form_that_cannot_be_enforced_are_both_told(opened: Open) -> None:
+    asker = await opened(tiny_models.CHAT_TEMPLATE)
+    schema = {"type": "array", "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
+    shown = await asker.shown(tools=[TOOL], response_format=form)
+    assert shown.count("<|im_start|>system") == 1
+    assert "You may call functions" in shown
+    assert "conforms to this JSON schema" in shown

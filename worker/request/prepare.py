@@ -9,6 +9,7 @@ it. Where it turns out that it can't be, the prompt is rendered again with the f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +18,7 @@ import msgspec
 from mlxpool.shared.api.chat import ChatRequest, parse
 from mlxpool.shared.api.normalise import template_messages
 from mlxpool.shared.chat import ChatTokenizer
-from mlxpool.shared.errors import error
+from mlxpool.shared.errors import ApiError, error
 from mlxpool.worker.grammar.formats import reasoning_of
 from mlxpool.worker.grammar.service import GrammarService, Held
 from mlxpool.worker.grammar.spec import Demand
@@ -44,11 +45,12 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """A request, read and rendered. messages, variables: what the template was given. format: as it is where
-    no grammar decides. demand: None where the answer's form is free."""
+    """A request, read and rendered. messages, variables: what the template was given. told: what the server
+    adds in words. format: as it is where no grammar decides. demand: None where the answer's form is free."""
 
     request: ChatRequest
     messages: list[dict[str, Any]]
+    told: str
     variables: dict[str, Any]
     text: str
     format: AnswerFormat
@@ -126,11 +128,13 @@ class ChatPreparer:
             messages = call_ids.shortened(messages)
         written = [tool.written for tool in tools]
         variables = {**decided.variables, **request.template_kwargs}
+        told = ""
         if not self._families.knows_tools:
-            messages = toolless.rewrite(messages, written)
+            messages = toolless.rewrite(messages)
+            told = toolless.instruction(written) if written else ""
         elif written:
             variables["tools"] = written
-        text = tokenizer.render(messages, **variables)
+        text = self._rendered(messages, told, variables)
         reasoning = self._families.reasoning
         inside = reasoning is not None and opens_block(reasoning, text[-200:])
         answer_format = AnswerFormat(
@@ -155,20 +159,34 @@ class ChatPreparer:
                 markers=self._grammars.markers,
             )
         return _Asked(
-            request, messages, variables, text, answer_format, demand, reasons=decided.enabled is not False
+            request, messages, told, variables, text, answer_format, demand, decided.enabled is not False
         )
 
     def _finish(self, asked: _Asked, held: Held) -> Prepared:
         text = asked.text
         if held.instruction is not None:
-            told = toolless.with_system_text(asked.messages, held.instruction)
-            text = self._tokenizer.render(told, **asked.variables)
+            told = "\n\n".join(filter(None, (asked.told, held.instruction)))
+            text = self._rendered(asked.messages, told, asked.variables)
         answer_format = asked.format
         if held.family is not None:
             answer_format = msgspec.structs.replace(answer_format, tools=held.family)
         prompt = Prompt(tuple(self._tokenizer.encode(text)), answer_format, asked.reasons)
         plans = make_plans(asked.request, prompt, self._base, self._vocabulary)
         return Prepared(asked.request, plans, held)
+
+    def _rendered(self, messages: list[dict[str, Any]], told: str, variables: dict[str, Any]) -> str:
+        """The prompt's text. A template's refusal is the client's to hear only where its own messages are
+        what is refused."""
+        first, *others = toolless.arrangements(messages, told)
+        try:
+            return self._tokenizer.render(first, **variables)
+        except ApiError as refusal:
+            for other in others:
+                if other == first:
+                    continue
+                with contextlib.suppress(ApiError):
+                    return self._tokenizer.render(other, **variables)
+            raise refusal
 
     def _check_variables(self, request: ChatRequest) -> None:
         reads = self._tokenizer.template_reads
