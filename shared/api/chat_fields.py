@@ -64,7 +64,9 @@ FIELDS: dict[str, Field] = {
     ),
     "n": honoured(sampling.CHOICES.text, "so many answers to one prompt", "1"),
     "repetition_penalty": honoured(
-        sampling.REPETITION.text, f"more than 1 lowers the logits {_PENALISES}, as a factor", "1"
+        sampling.REPETITION.text,
+        f"more than 1 lowers the logits {_PENALISES}, as a factor",
+        "the model's, else 1",
     ),
     "repetition_context_size": honoured(sampling.PENALTY_CONTEXT.text, _WINDOW, "20"),
     "presence_penalty": honoured(sampling.PENALTY.text, f"is taken off the logits {_PENALISES}", "0"),

@@ -99,6 +99,23 @@ async def test_twenty_of_twenty_forced_calls_fit_their_schemas(tmp_path: Path, s
             assert (whole[0], json.loads(whole[1])) == (streamed[0], json.loads(streamed[1]))
         assert len({call_id for _, _, call_id, _ in answers}) == 20
 
+        several = await client.chat.completions.create(
+            model="smollm2-135m",
+            messages=[{"role": "user", "content": "Tea and cake, then the weather."}],
+            tools=TOOLS,
+            tool_choice="required",
+            temperature=0.8,
+            seed=2,
+            max_tokens=200,
+        )
+        calls = several.choices[0].message.tool_calls or []
+        ended = several.choices[0].finish_reason
+        assert ended in ("tool_calls", "length")
+        for call in calls if ended == "tool_calls" else calls[:-1]:
+            assert call.type == "function"
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+        assert len({call.id for call in calls}) == len(calls) >= 1
+
         none = await client.chat.completions.create(
             model="smollm2-135m",
             messages=[{"role": "user", "content": "What is the weather in Oslo?"}],

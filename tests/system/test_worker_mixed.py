@@ -1,7 +1,7 @@
 """Requests of every kind in one batch, on the starter: each gets its own form, text and tokens.
 
-Each round asks at once for an answer of a schema (streamed in every other round), plain text, tools, a
-seeded draw and log-probabilities. What was asked of one may never show in another.
+Each round asks at once for an answer of a schema (streamed in every other round), plain text, a forced call,
+a seeded draw, penalties and log-probabilities. What was asked of one may never show in another.
 """
 
 from __future__ import annotations
@@ -53,13 +53,20 @@ TOOLED = (
     "What is the weather in Paris?",
     {
         "temperature": 0,
-        "max_tokens": 10,
+        "max_tokens": 40,
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
         "tools": [
             {
                 "type": "function",
                 "function": {
                     "name": "weather",
-                    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"sky": {"enum": ["sun", "rain"]}},
+                        "required": ["sky"],
+                        "additionalProperties": False,
+                    },
                 },
             }
         ],
@@ -103,11 +110,14 @@ def ask_other(worker: WorkerProcess, place: int, stream: bool) -> Any:
     if not stream:
         choice = worker.chat(prompt, **fields)["choices"][0]
         message = choice["message"]
-        return message["content"], message.get("tool_calls"), tokens_of([choice]), choice["finish_reason"]
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        called = "".join(call["name"] + call["arguments"] for call in calls)
+        return message["content"] or "", called, tokens_of([choice]), choice["finish_reason"]
     chunks = [chunk["choices"][0] for chunk in worker.stream(prompt, **fields)]
-    assert not any(chunk["delta"].get("tool_calls") for chunk in chunks)
+    pieces = [call["function"] for chunk in chunks for call in chunk["delta"].get("tool_calls") or ()]
+    called = "".join(piece.get("name", "") + piece["arguments"] for piece in pieces)
     text = "".join(chunk["delta"].get("content") or "" for chunk in chunks)
-    return text, None, tokens_of(chunks), chunks[-1]["finish_reason"]
+    return text, called, tokens_of(chunks), chunks[-1]["finish_reason"]
 
 
 def tokens_of(choices: list[dict[str, Any]]) -> list[tuple[str, float, list[str]]]:
@@ -123,6 +133,7 @@ def test_requests_of_every_kind_at_once_each_get_what_they_asked_for(worker: Wor
     alone = [ask_other(worker, place, stream=False) for place in range(len(OTHERS))]
     assert [len(answer[2]) for answer in alone] == [0, 0, 6, 0, 0]
     assert len({answer[0] for answer in alone}) == len(alone)
+    assert alone[3][1] in ('weather{"sky": "sun"}', 'weather{"sky": "rain"}')
     ended = 0
     with ThreadPoolExecutor(16) as pool:
         forms = [pool.submit(ask_form, worker, place) for place in range(ROUNDS)]

@@ -180,6 +180,7 @@ def test_an_accepted_field_changes_nothing_but_has_its_type(name: str) -> None:
 def test_the_defaults_that_the_table_states_are_the_plans() -> None:
     assert FIELDS["temperature"].default.endswith(f"else {plan.DEFAULT_TEMPERATURE:g}")
     assert FIELDS["top_p"].default.endswith(f"else {plan.DEFAULT_TOP_P:g}")
+    assert FIELDS["repetition_penalty"].default == "the model's, else 1"
     assert FIELDS["xtc_threshold"].default == f"{plan.DEFAULT_XTC_THRESHOLD:g}"
     for name in ("repetition", "presence", "frequency"):
         assert FIELDS[f"{name}_context_size"].default == str(plan.DEFAULT_PENALTY_CONTEXT)

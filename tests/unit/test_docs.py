@@ -101,3 +101,8 @@ def test_the_page_of_answers_lists_the_keywords_that_are_enforced() -> None:
     text = (DOCS / "answers.md").read_text()
     line = text.split("### Enforced keywords of a JSON schema\n\n")[1].splitlines()[0]
     assert set(re.findall(r"`([^`]+)`", line)) == {"type", *keywords.FAMILY_OF, *keywords.DECIDERS}
+
+
+def test_every_decision_is_listed() -> None:
+    listed = re.findall(r"\(decisions/([^)]+)\)", (DOCS / "architecture.md").read_text())
+    assert listed == sorted(path.name for path in (DOCS / "decisions").glob("*.md"))
