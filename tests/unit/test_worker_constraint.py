@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mlx_lm.models import gpt_bigcode
 
+from mlxpool.shared.errors import error
 from mlxpool.worker.engine import admission
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.engine import Limits
@@ -41,6 +42,7 @@ class Script:
         self.fills = 0
         self.released = 0
         self.wide = wide  # any letter of a-z may come too
+        self.over = False
 
     def fill(self, mask: Any) -> bool:
         assert not self.released
@@ -135,6 +137,50 @@ async def test_a_matcher_that_fails_ends_its_row_and_spares_those_that_share_its
     await other.ended.wait()
     assert other.text == expected.text
     assert script.released == 1
+
+
+@pytest.mark.parametrize("call", ["fill", "accept"])
+async def test_what_a_grammar_has_to_say_to_its_client_ends_its_row_in_those_words(
+    start: Start, call: str
+) -> None:
+    running = await start()
+    other, _ = running.submit(plan(range(30), max_tokens=60))
+
+    class Slow(Script):
+        def _look(self, now: str) -> None:
+            if now == call and len(self.accepted) == 3:
+                raise error("unsupported_schema", "guided_grammar became too slow", param="guided_grammar")
+
+        def fill(self, mask: Any) -> bool:
+            self._look("fill")
+            return super().fill(mask)
+
+        def accept(self, token: int) -> bool:
+            self._look("accept")
+            return super().accept(token)
+
+    slow = await running.ask(plan(range(20), max_tokens=40), Slow("abcdef"))
+    failure = slow.events[-1]
+    assert isinstance(failure, Failure)
+    assert (failure.error.code, failure.error.message) == (
+        "unsupported_schema",
+        "guided_grammar became too slow",
+    )
+    await other.ended.wait()
+    assert other.events[-1] == Finish("length")
+
+
+async def test_a_grammar_that_is_over_without_an_eos_stops_its_row(start: Start) -> None:
+    running = await start()
+
+    class NoEos(Script):
+        def accept(self, token: int) -> bool:
+            taken = super().accept(token)
+            self.over = len(self.accepted) == 3
+            return taken
+
+    asked = await running.ask(plan(range(20), max_tokens=40), NoEos("abc"))
+    assert (asked.text, asked.events[-1]) == ("abc", Finish("stop"))
 
 
 @pytest.mark.parametrize("moment", ["waiting", "prefilling", "decoding"])

@@ -16,8 +16,8 @@ class GrammarFault(Exception):
 def events_of(sampled: Sampled, lane: Literal["batch", "turns"]) -> tuple[list[Event], bool]:
     """The token's events, and whether the row ends with it. An eos wins over the length limit.
 
-    The token goes to the row's ids, to its constraint and to its text. Raises GrammarFault, and what the text
-    machines raise.
+    The token goes to the row's ids, to its constraint and to its text. Raises GrammarFault, the constraint's
+    ApiError, and what the text machines raise.
     """
     row, token = sampled.row, sampled.token
     row.emitted += 1
@@ -32,14 +32,14 @@ def events_of(sampled: Sampled, lane: Literal["batch", "turns"]) -> tuple[list[E
         if sampled.reading is not None and row.token_bytes is not None:
             events.append(logprobs.event(token, sampled.reading, row.token_bytes))
         events += row.text.push(token)
-        if row.text.over:
+        if row.text.over or (row.constraint is not None and row.constraint.over):
             reason = "stop"
         elif row.emitted >= row.plan.max_tokens:
             reason = "length"
     if reason is None:
         return events, False
     if not row.text.over:
-        events += row.text.flush()
+        events += row.text.flush(cut=reason == "length")
         reason = "stop" if row.text.over else reason
     if reason == "stop" and row.text.called:
         reason = "tool_calls"

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from mlxpool.shared.errors import ApiError
 from mlxpool.worker.engine import grouping
 from mlxpool.worker.engine.admission import KvCost
 from mlxpool.worker.engine.group import Fed, Group, Sampled
@@ -162,7 +163,8 @@ class DecodeBatch:
         self._failed.append(Failed([row for row in group.rows if not row.ended], err))
 
     def _fail_row(self, row: Row, err: Exception) -> None:
-        traceback.print_exception(err)
+        if not isinstance(err, ApiError):
+            traceback.print_exception(err)
         self._failed.append(Failed([row], err))
 
     def _arrange(self, pool_bytes: int) -> None:

@@ -7,7 +7,13 @@ from typing import Any, Protocol
 
 class Constraint(Protocol):
     """One row's place in its grammar. Made before the row is submitted, then owned by the engine's thread;
-    `release` is called once, at the row's end, whatever the end is."""
+    `release` is called once, at the row's end, whatever the end is. An ApiError that `fill` or `accept` raises
+    is what the row's client is told."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the answer ends after the token that was accepted last: the grammar is complete, and this
+        model has no token to say so with."""
 
     def fill(self, mask: Any) -> bool:
         """Write the tokens that may come next into `mask` (numpy int32 [ceil(vocabulary / 32)], bit i of

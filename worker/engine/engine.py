@@ -25,7 +25,7 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 
-from mlxpool.shared.errors import error
+from mlxpool.shared.errors import ApiError, error
 from mlxpool.worker.engine.admission import KvCost, holds
 from mlxpool.worker.engine.answering import events_of
 from mlxpool.worker.engine.batch import DecodeBatch
@@ -291,7 +291,8 @@ class Engine:
             try:
                 events, over = events_of(sampled, "turns" if batch.shares is False else "batch")
             except Exception as err:
-                traceback.print_exc()
+                if not isinstance(err, ApiError):
+                    traceback.print_exc()
                 self._fail(row, err)
                 ended.append(row)
                 continue
@@ -324,7 +325,12 @@ class Engine:
 
     def _fail(self, row: Row, err: Exception) -> None:
         self.counters.errors += 1
-        failure = error("internal_error", f"the engine failed on this request: {type(err).__name__}: {err}")
+        # One that a row's own grammar gave is for its client.
+        failure = (
+            err
+            if isinstance(err, ApiError)
+            else error("internal_error", f"the engine failed on this request: {type(err).__name__}: {err}")
+        )
         self._end(row, [Failure(failure)])
 
     def _end(self, row: Row, events: list[Event]) -> None:
