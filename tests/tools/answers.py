@@ -114,11 +114,13 @@ def machine(pieces: Sequence[str], answer_format: AnswerFormat, marks: Marks | N
     )
 
 
-def run(pieces: Sequence[str], answer_format: AnswerFormat, marks: Marks | None = None) -> list[TextEvent]:
-    """All events of an answer that came in these pieces, merged."""
+def run(
+    pieces: Sequence[str], answer_format: AnswerFormat, marks: Marks | None = None, cut: bool = False
+) -> list[TextEvent]:
+    """All events of an answer that came in these pieces, merged. cut: by a limit, not ended by the model."""
     answer = machine(pieces, answer_format, marks)
     events = [event for token in range(len(pieces)) for event in answer.push(token)]
-    return merged([*events, *answer.flush()])
+    return merged([*events, *answer.flush(cut)])
 
 
 def merged(events: Iterable[TextEvent]) -> list[TextEvent]:

@@ -102,8 +102,51 @@ def test_an_answer_of_one_call_is_over_behind_its_last_brace() -> None:
 
 def test_a_call_that_the_limit_cut_has_no_end_and_does_not_count() -> None:
     answer = machine([CALL[:-20]], tools())
-    events = [*answer.push(0), *answer.flush()]
+    events = [*answer.push(0), *answer.flush(cut=True)]
     assert [type(event) for event in events] == [ToolCallStart, ToolCallArguments]
+    assert not answer.called
+
+
+TYPED = DeclaredTool(
+    "any",
+    {"properties": {"n": {"type": "integer"}, "s": {"type": "string"}, "b": {"type": "boolean"}}},
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "arguments"),
+    [
+        ("json_tools", '<tool_call>{"name": "any", "arguments": {"s": "ab', {"s": "ab"}),
+        ("json_tools", '<tool_call>{"name": "any", "arguments": {"s": "a\\', {"s": "a"}),
+        ("json_tools", '<tool_call>{"name": "any", "arguments": {"n": 12', {"n": 12}),
+        ("json_tools", '<tool_call>{"name": "any", "arguments": {"n": "12', {"n": 12}),
+        ("json_tools", '<tool_call>{"name": "any", "arguments": {"b": tru', {"b": None}),
+        ("json_tools", '<tool_call>{"name": "any", "arguments": {"b": true, "s', {"b": True}),
+        ("json_tools", '<tool_call>{"name": "any", "arguments": {"s": ', {"s": None}),
+        ("json_tools", '<tool_call>{"name": "any", "arguments": {', {}),
+        ("qwen3_coder", "<tool_call><function=any><parameter=s>\n1\n</parameter>", {"s": "1"}),
+        ("qwen3_coder", "<tool_call><function=any><parameter=s>\n1\n</para", {"s": "1"}),
+        ("qwen3_coder", "<tool_call><function=any><parameter=n>\n1\n</para", {"n": 1}),
+        ("qwen3_coder", "<tool_call><function=any><parameter=n>\n", {"n": None}),
+        ("qwen3_coder", "<tool_call><function=any>", {}),
+        ("gemma4", "<|tool_call>call:any{n:12", {"n": 12}),
+        ("mistral", '[TOOL_CALLS]any[ARGS]{"n": 1, "s": "x', {"n": 1, "s": "x"}),
+    ],
+)
+def test_a_call_that_the_model_leaves_open_is_closed_and_counts(
+    family: str, text: str, arguments: dict[str, object]
+) -> None:
+    answer = machine(list(text), AnswerFormat(tools=family, declared=(TYPED,)))
+    events = [event for token in range(len(text)) for event in answer.push(token)]
+    assert not answer.called
+    assert seen([*events, *answer.flush()]) == [["call", "any", arguments]]
+    assert answer.called
+
+
+def test_what_is_no_call_yet_stays_text_when_the_model_ends() -> None:
+    text = '<tool_call>{"name": "any", "argu'
+    answer = machine([text], tools())
+    assert merged([*answer.push(0), *answer.flush()]) == [Text(text)]
     assert not answer.called
 
 

@@ -94,8 +94,28 @@ def test_truncation_at_every_point_is_clean(recording: Recording, marks: Marks |
         text, how = written(case, marks), recording.answer_format(case)
         whole = run([text], how, marks)
         for end in range(len(text)):
-            cut = run([text[:end]], how, marks)
+            cut = run([text[:end]], how, marks, cut=True)
             assert_beginning_of(cut, whole, text[:end] if marks is None else marks.spelled(text[:end]))
+
+
+@every_family
+@either_vocabulary
+def test_a_call_that_the_model_leaves_open_is_closed_at_every_point(
+    recording: Recording, marks: Marks | None
+) -> None:
+    for case in cases_for(recording, marks):
+        text, how = written(case, marks), recording.answer_format(case)
+        for end in range(len(text)):
+            answer = machine([text[:end]], how, marks)
+            pushed = answer.push(0)
+            closed = calls_of([*pushed, *answer.flush()])
+            cut = calls_of(run([text[:end]], how, marks, cut=True))
+            assert [name for name, _, _ in closed] == [name for name, _, _ in cut]
+            for (_, arguments, ended), (_, beginning, _) in zip(closed, cut, strict=True):
+                assert ended
+                assert arguments.startswith(beginning)
+                assert isinstance(json.loads(arguments), dict)
+            assert answer.called == bool(closed)
 
 
 def assert_beginning_of(cut: list[TextEvent], whole: list[TextEvent], given_text: str) -> None:

@@ -92,8 +92,9 @@ class AnswerText:
             return []
         return self._read(self._source.push(token))
 
-    def flush(self) -> list[TextEvent]:
-        """The model ended its answer, or its limit did: what was held. It may complete a stop string."""
+    def flush(self, cut: bool = False) -> list[TextEvent]:
+        """The answer ended: what was held, which may complete a stop string or a call.
+        cut: a limit ended it, and a call that it cuts stays open."""
         if self.over:
             return []
         events = self._read(self._source.flush())
@@ -101,7 +102,7 @@ class AnswerText:
             for text, reasoning in self._splitter.flush():
                 self._sort(text, reasoning, events)
         if self._tools is not None:
-            self._keep(self._tools.flush(), events)
+            self._keep(self._tools.flush(cut), events)
         self._release(events)
         return events
 

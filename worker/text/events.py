@@ -4,7 +4,7 @@ The engine produces these, in order, and each protocol's writer turns them into 
 protocol has a lane of its own. A row's events end with exactly one `Finish` (after its `Usage`) or one
 `Failure`. A call's events come as `ToolCallStart`, any number of `ToolCallArguments` whose texts concatenated
 are one JSON object, `ToolCallEnd`; calls don't interleave. A call that the length limit cut has no end, and
-its arguments are the beginning of an object.
+its arguments are the beginning of an object; one that the model itself left open is closed.
 """
 
 from __future__ import annotations

@@ -35,15 +35,17 @@ class Broken(Exception):
 
 
 class Feed:
-    """text[at:] is unread. limit: characters that may be kept past a mark."""
+    """text[at:] is unread. limit: characters that may be kept past a mark. ended: no more text comes;
+    finished: because the model ended its answer, so what it left open is as it meant it."""
 
-    __slots__ = ("at", "ended", "limit", "mark", "text")
+    __slots__ = ("at", "ended", "finished", "limit", "mark", "text")
 
     def __init__(self, limit: int) -> None:
         self.text = ""
         self.at = 0
         self.mark: int | None = None
         self.ended = False
+        self.finished = False
         self.limit = limit
 
     def add(self, text: str) -> None:
@@ -53,6 +55,10 @@ class Feed:
         self.at -= keep
         if self.mark is not None:
             self.mark = 0
+
+    def rest(self, finder: Finder) -> str:
+        """What is unread, without the beginning of one of the finder's strings at its end."""
+        return self.text[self.at : len(self.text) - finder.tail(self.text, self.at)]
 
     @property
     def held_chars(self) -> int:
@@ -79,6 +85,16 @@ class Feed:
             if self.ended:
                 raise Ended
             yield
+
+    def more(self, count: int) -> Reading[bool]:
+        """`need`, for a value that the model's own end completes: False then, where `need` raises Ended."""
+        try:
+            yield from self.need(count)
+        except Ended:
+            if not self.finished:
+                raise
+            return False
+        return True
 
     def peek(self) -> Reading[str]:
         """The next character, unread."""

@@ -138,9 +138,8 @@ def _read_word(feed: Feed) -> Reading[str]:
         size += len(run.group()) if run is not None else 0
         if size > _WORD_CHARS or (not size and feed.at < len(feed.text)):
             raise Broken
-        if feed.at + size < len(feed.text):
+        if feed.at + size < len(feed.text) or not (yield from feed.more(size + 1)):
             break
-        yield from feed.need(size + 1)
     word = feed.text[feed.at : feed.at + size].strip()
     feed.at += size
     return word

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlxpool.worker.text.tools.arguments import JsonWriter
-from mlxpool.worker.text.tools.feed import Broken, Feed, Reading
+from mlxpool.worker.text.tools.feed import Broken, Ended, Feed, Reading
 from mlxpool.worker.text.tools.schema import coerce, types_of
 
 # Arguments nested deeper are no function's; a reader's own stack grows with them.
@@ -95,21 +95,22 @@ def read_name(feed: Feed, limit: int = KEY_CHARS) -> Reading[str]:
 
 
 def read_scalar(feed: Feed) -> Reading[str]:
-    """A number or a word, as JSON; complete once something else follows."""
+    """A number or a word, as JSON; complete once something else follows, or once the model has ended."""
     size = 0
     while True:
         run = _SCALAR_RUN.match(feed.text, feed.at + size)
         size += len(run.group()) if run is not None else 0
         if size > _SCALAR_CHARS:
             raise Broken
-        if feed.at + size < len(feed.text):
+        if feed.at + size < len(feed.text) or not (yield from feed.more(size + 1)):
             break
-        yield from feed.need(size + 1)
     word = feed.text[feed.at : feed.at + size]
     word = _WORDS.get(word, word)
     try:
         json.loads(word, parse_constant=_refuse)
     except ValueError:
+        if feed.at + size == len(feed.text):
+            raise Ended from None
         raise Broken from None
     feed.at += size
     return word
@@ -140,15 +141,24 @@ def typed(
         return
     marked = feed.hold()
     whole = writer.twin()
-    yield from copy(whole)
-    text = whole.take()
+    try:
+        yield from copy(whole)
+    except Ended:
+        whole.repair()
+        if feed.finished and (text := whole.take()):
+            _write_as(writer, text, types)
+        raise
+    _write_as(writer, whole.take(), types)
+    feed.release(marked)
+
+
+def _write_as(writer: JsonWriter, text: str, types: Types) -> None:
     value = json.loads(text)
     fitting = coerce(value, types)
     if fitting is value:
         writer.raw(text)
     else:
         writer.value(fitting)
-    feed.release(marked)
 
 
 def _copy(feed: Feed, writer: JsonWriter, char: str, depth: int) -> Reading[None]:

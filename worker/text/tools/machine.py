@@ -4,7 +4,8 @@ Prose streams until one of the family's openers; from there a reader takes over.
 call, everything from the opener on is kept, and when it turns out not to be a call (it can't be read, its
 function was not declared, it is longer than the bound) the opener becomes text and reading goes on behind it.
 Once a call has begun its arguments stream. If its syntax breaks then, what was sent is closed into valid
-JSON, the call ends, and the rest is text. If the answer ends inside, the call stays without an end.
+JSON, the call ends, and the rest is text. If the model ends its answer inside, what it wrote is closed in the
+same way; if the answer is cut there, the call stays without an end.
 
 Blank text beside a call is markup of the template, not of the answer: text that is nothing but blanks from
 the answer's start, or since the last call, is left out when a call or the end follows.
@@ -85,9 +86,9 @@ class ToolMachine:
         next(self._reading, None)
         return self._take()
 
-    def flush(self) -> list[TextEvent]:
-        """The answer ended: what was kept and is no call is text."""
-        self.feed.ended = True
+    def flush(self, cut: bool = False) -> list[TextEvent]:
+        """The answer ended: what was kept and is no call is text. cut: the model would have gone on."""
+        self.feed.ended, self.feed.finished = True, not cut
         next(self._reading, None)
         return self._take()
 
@@ -135,7 +136,11 @@ class ToolMachine:
 
     def _finish(self) -> None:
         feed = self.feed
-        if self._writer is None and feed.mark is not None:
+        if self._writer is not None:
+            if feed.finished:
+                self._writer.repair()
+                self.end_call()
+        elif feed.mark is not None:
             self._say(self.marks.spelled(feed.text[feed.mark :]))
         if self._index < 0 and self._blanks:
             self._emit(self._blanks)

@@ -54,6 +54,11 @@ def read_text_value(
             text, closer = yield from feed.until(closers, feed.limit)
         except Broken:
             feed.release(marked)
+        except Ended:
+            # A value whose tag the model left out; without a word of it there is none.
+            if feed.finished and feed.rest(closers).strip():
+                writer.value(from_text(feed.rest(closers).strip(), types))
+            raise
         else:
             if newlines:
                 text = text.removeprefix("\n").removesuffix("\n")
