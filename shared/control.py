@@ -21,8 +21,8 @@ HEARTBEAT_INTERVAL_S = 1.0
 # Headers of a relayed request, parent → worker.
 HEADER_REQUEST_ID = "X-Request-Id"
 HEADER_ASKED_MODEL = "X-Mlxpool-Model"  # the name the client used, percent-encoded: answers echo it
-HEADER_RESPONSE_ID = "X-Mlxpool-Response-Id"  # set when the parent has opened the stream already
-HEADER_CREATED = "X-Mlxpool-Created"  # the `created` of that opened stream, unix seconds
+HEADER_RESPONSE_ID = "X-Mlxpool-Response-Id"  # of every stream: the parent may open it in the meantime
+HEADER_CREATED = "X-Mlxpool-Created"  # the `created` of that stream, unix seconds
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=True):

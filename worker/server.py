@@ -37,6 +37,7 @@ from mlxpool.worker.request.prepare import ChatPreparer
 from mlxpool.worker.request_log import RequestLog, open_trace
 from mlxpool.worker.text.events import Failure, Finish
 from mlxpool.worker.text.model import ModelText
+from mlxpool.worker.token_bytes import TokenBytes
 from mlxpool.worker.wire import chat
 
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
@@ -73,7 +74,7 @@ class Server:
         self._engine = engine
         self._loaded = loaded
         self._text = text
-        self._tokenizer = tokenizer
+        self._token_bytes = TokenBytes(tokenizer)
         self._preparer = preparer
         self._grammars = grammars
         self._requests = 0
@@ -187,15 +188,17 @@ class Server:
         prepared = await self._preparer.prepare(await request.read())
         parsed = prepared.request
         log.begin(prepared.plans)
-        answer_id = headers.get(control.HEADER_RESPONSE_ID)
         created = headers.get(control.HEADER_CREATED, "")
         answer = chat.ChatAnswer(
-            answer_id or f"chatcmpl-{uuid.uuid4().hex}",
+            headers.get(control.HEADER_RESPONSE_ID) or f"chatcmpl-{uuid.uuid4().hex}",
             int(created) if created.isdecimal() else int(time.time()),
             unquote(headers.get(control.HEADER_ASKED_MODEL, "")) or parsed.model or self._launch.model,
             parsed.include_usage,
             len(prepared.plans),
+            prepared.held.warnings,
         )
+        wanted = any(plan.top_logprobs is not None for plan in prepared.plans)
+        token_bytes = await self._token_bytes.by_id() if wanted else None
         mailbox = Mailbox()
         compiled = prepared.held.compiled
         rows = [
@@ -204,7 +207,7 @@ class Server:
                 self._text.answer(plan.format),
                 mailbox.slot(index),
                 compiled.constraint() if compiled is not None else None,
-                self._token_bytes,
+                token_bytes,
             )
             for index, plan in enumerate(prepared.plans)
         ]
@@ -213,18 +216,11 @@ class Server:
         own_headers = {control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **_warning(prepared.held.warnings)}
         try:
             if parsed.stream:
-                opened = answer_id is not None
-                return await _streamed(request, answer, mailbox, log, own_headers, opened)
+                return await _streamed(request, answer, mailbox, log, own_headers)
             return await _whole(answer, len(rows), mailbox, log, own_headers)
         finally:
             for row in rows:
                 self._engine.cancel(row)
-
-    def _token_bytes(self, token: int) -> bytes:
-        """A token's own bytes, for log-probabilities."""
-        if self._tokenizer.is_byte_level:
-            return self._tokenizer.token_bytes(token)
-        return self._tokenizer.decode([token]).encode()
 
 
 async def _whole(
@@ -248,7 +244,6 @@ async def _streamed(
     mailbox: Mailbox,
     log: RequestLog,
     headers: Mapping[str, str],
-    opened: bool,
 ) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={
@@ -258,9 +253,7 @@ async def _streamed(
         }
     )
     await response.prepare(request)
-    opening = answer.opening(opened)
-    if opening:
-        await response.write(opening)
+    await response.write(answer.opening())
     while not answer.ended:
         said = await mailbox.take(KEEP_ALIVE_S)
         log.note(said)

@@ -4,7 +4,9 @@ It reads three fields of the body, takes a ticket, forwards the raw bytes and st
 ticket is held until the body's end, an error, or the moment the client leaves (the server cancels the handler
 then, which closes the connection to the worker, which cancels the row). Nothing of a stream is parsed: only
 whole events are passed on, so that a worker's death never leaves half of one, and the protocol's own error
-event follows. A pool that gives a request up (`Grant.revoked`) interrupts it wherever it waits.
+event follows. A streaming client never waits in silence: until the worker answers the parent speaks for it,
+and where it has opened the stream the worker's own opening is left out. A pool that gives a request up
+(`Grant.revoked`) interrupts it wherever it waits.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from mlxpool.parent.library import Library
-from mlxpool.parent.pool.effects import Grant, Worker
+from mlxpool.parent.pool.effects import Grant
 from mlxpool.parent.pool.service import PoolService
 from mlxpool.parent.pool.upstream import Reply, Unreachable, UpstreamError
 from mlxpool.shared.control import (
@@ -33,9 +35,11 @@ from mlxpool.shared.errors import ApiError, error, stream_event
 from . import preamble
 from .head import Head, read_head
 from .metrics import RelayMetrics
-from .preamble import Preamble, chat_preamble
+from .preamble import ChatPreamble
 from .reply import REQUEST_ID, error_response
 from .trace import RequestTimes, Trace
+from .vigil import Vigil
+from .whole_events import WholeEvents
 
 # A worker that dies closes its sockets a moment before its exit is known: wait for the better reason.
 DEATH_NEWS_S = 2.0
@@ -138,7 +142,7 @@ class _Exchange:
         self._grant = grant
         self._asked = asked
         self._out: web.StreamResponse | None = None
-        self._preamble: Preamble | None = None
+        self._preamble = ChatPreamble(asked) if head.stream else None
         self.on_first_token: Callable[[], None] | None = None
         self.on_unreachable: Callable[[str], None] | None = None
         self.times = RequestTimes()
@@ -146,9 +150,7 @@ class _Exchange:
     async def run(self) -> web.StreamResponse:
         """The finished response; an error is one too."""
         try:
-            worker = await self._granted()
-            self.times.granted = time.monotonic()
-            answer = await self._forward(worker)
+            answer = await self._answer()
             self.times.outcome = "ok" if answer.status < 400 else "error"
             return answer
         except _Revoked as revoked:
@@ -160,28 +162,28 @@ class _Exchange:
                 self.on_unreachable(str(err))
             return await self._fail(await self._cause_of_death(err))
 
-    async def _granted(self) -> Worker:
-        if self._head.stream and not self._grant.granted.done():
-            await asyncio.wait([self._grant.granted], timeout=preamble.OPEN_AFTER_S)
-            if not self._grant.granted.done():
-                await self._open()
-                while not self._grant.granted.done():
-                    await asyncio.wait([self._grant.granted], timeout=preamble.KEEP_ALIVE_S)
-                    if not self._grant.granted.done():
-                        await self._send(self._opened.keep_alive)
-        return await self._grant.granted
+    async def _answer(self) -> web.StreamResponse:
+        if self._preamble is None:
+            return await self._forward(None)
+        async with Vigil(self._speak, preamble.OPEN_AFTER_S, preamble.KEEP_ALIVE_S) as vigil:
+            return await self._forward(vigil)
 
-    async def _open(self) -> None:
-        self._preamble = chat_preamble(self._asked)
+    async def _speak(self) -> None:
+        """Say in the worker's place that the answer will come."""
+        if self._out is not None:
+            await self._send(self._opened.keep_alive())
+            return
         await self._start_stream({"content-type": "text/event-stream; charset=utf-8"})
-        await self._send(self._preamble.opening)
+        await self._send(self._opened.opening())
 
     @property
-    def _opened(self) -> Preamble:
+    def _opened(self) -> ChatPreamble:
         assert self._preamble is not None
         return self._preamble
 
-    async def _forward(self, worker: Worker) -> web.StreamResponse:
+    async def _forward(self, vigil: Vigil | None) -> web.StreamResponse:
+        worker = await self._grant.granted
+        self.times.granted = time.monotonic()
         headers = {
             "Content-Type": "application/json",
             HEADER_REQUEST_ID: self._request[REQUEST_ID],
@@ -194,6 +196,8 @@ class _Exchange:
             _Revocable(self._grant),
             await worker.upstream.request("POST", self._request.path, headers, self._body) as answer,
         ):
+            if vigil is not None:
+                await vigil.end()
             passed = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
             if not passed.get("content-type", "").startswith("text/event-stream"):
                 # Whole answers are small, and complete or not sent: a death in the middle is a 502.
@@ -215,8 +219,11 @@ class _Exchange:
     async def _stream(self, answer: Reply, headers: dict[str, str]) -> None:
         if self._out is None:
             await self._start_stream(headers)
+            events = WholeEvents()
+        else:
+            # The worker's opening was said already; its client hears in its place that the worker is there.
+            events = WholeEvents(self._opened.keep_alive())
         assert self._out is not None
-        rest = b""
         ended = False
         pieces = 0
         try:
@@ -226,14 +233,8 @@ class _Exchange:
                     self.times.first_byte = time.monotonic()
                 if pieces == 2 and self.on_first_token is not None:
                     self.on_first_token()  # the first piece is the stream's opening
-                data = rest + chunk if rest else chunk
-                if data.endswith(b"\n\n"):
-                    rest = b""
-                else:
-                    cut = data.rfind(b"\n\n") + 2
-                    data, rest = (data[:cut], data[cut:]) if cut > 1 else (b"", data)
-                    if not data:
-                        continue
+                if not (data := events.feed(chunk)):
+                    continue
                 ended = data.endswith(b"data: [DONE]\n\n")
                 await self._send(data)
         except UpstreamError:

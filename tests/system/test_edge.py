@@ -11,7 +11,7 @@ import pytest
 
 from tests.tools import sse
 from tests.tools.scripted_script import expected_text, make_scripted_model, read_events
-from tests.tools.served import chat_body, serve
+from tests.tools.served import chat_body, serve, until
 
 KEYS = '[server]\napi_keys = ["first-key", "second-key"]\nallowed_origins = ["https://app.example"]\n'
 
@@ -330,10 +330,7 @@ async def test_a_stream_that_waits_is_opened_kept_alive_and_gone_on_with_under_o
         assert stream.text == expected_text("slow", "q")
         assert (len(stream.ids), len(stream.created), stream.models) == (1, 1, {"slow"})
         assert stream.roles == ["assistant"]
-        kept_alive = [
-            e for e in sse.read(body) if '"delta":{}' in e.data and '"finish_reason":null' in e.data
-        ]
-        assert len(kept_alive) >= 2
+        assert silent_events(body) >= 2
 
 
 async def test_a_load_that_fails_after_the_stream_was_opened_is_its_last_event(tmp_path: Path, models: Path):
@@ -346,6 +343,88 @@ async def test_a_load_that_fails_after_the_stream_was_opened_is_its_last_event(t
         assert "no such tensor" in failed.error["message"]
         assert refused.error is not None
         assert failed.roles == refused.roles == ["assistant"]
+
+
+def silent_events(body: bytes) -> int:
+    """How many keep-alives are in the stream."""
+    return sum('"delta":{}' in e.data and '"finish_reason":null' in e.data for e in sse.read(body))
+
+
+async def test_a_stream_hears_something_while_a_ready_worker_still_prepares(tmp_path: Path, models: Path):
+    make_scripted_model(models, "thinks", slow_headers_s=1.0)
+    async with serve(tmp_path, models=models, scripted=True, flags=QUICK) as served:
+        await served.request("POST", "/api/models/thinks/load")
+        await served.until_state("thinks", "ready")
+        body = await served.stream_bytes("thinks", "q")
+        stream = sse.read_chat(body)
+        assert stream.text == expected_text("thinks", "q")
+        assert (len(stream.ids), len(stream.created), stream.models) == (1, 1, {"thinks"})
+        assert stream.roles == ["assistant"]
+        assert '"role":"assistant"' in sse.read(body)[0].data
+        assert silent_events(body) >= 3
+        assert (await served.chat("thinks", "q")).text == expected_text("thinks", "q")
+
+
+async def test_a_worker_that_answers_at_once_opens_its_own_stream(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        await served.chat("a")
+        body = await served.stream_bytes("a", "q")
+        assert sse.read_chat(body).roles == ["assistant"]
+        assert silent_events(body) == 0
+
+
+async def test_a_refusal_after_the_stream_was_opened_for_a_silent_worker_is_its_last_event(
+    tmp_path: Path, models: Path
+):
+    for status in (400, 429):
+        make_scripted_model(models, f"no-{status}", slow_headers_s=0.6, status=status)
+    async with serve(tmp_path, models=models, scripted=True, flags=QUICK) as served:
+        refused = await asyncio.gather(*(served.stream(f"no-{status}") for status in (400, 429)))
+        for status, stream in zip((400, 429), refused, strict=True):
+            assert stream.error is not None
+            assert f"scripted answer {status}" in stream.error["message"]
+            assert stream.roles == ["assistant"]
+            whole = await served.chat(f"no-{status}")
+            assert whole.status == status
+            assert whole.body["error"] == stream.error
+
+
+async def test_a_worker_that_dies_after_the_stream_was_opened_for_it_is_the_streams_last_event(
+    tmp_path: Path, models: Path
+):
+    make_scripted_model(models, "dies", slow_headers_s=0.6, crash_at="prefill")
+    async with serve(tmp_path, models=models, scripted=True, flags=QUICK) as served:
+        stream = await served.stream("dies")
+        assert stream.error is not None
+        assert stream.error["code"] == "worker_crashed"
+        assert stream.roles == ["assistant"]
+
+
+async def test_a_forced_unload_ends_a_stream_that_was_opened_for_a_silent_worker(
+    tmp_path: Path, models: Path
+):
+    make_scripted_model(models, "mute", slow_headers_s=60)
+    async with serve(tmp_path, models=models, scripted=True, flags=QUICK) as served:
+        url, body = f"{served.url}/v1/chat/completions", chat_body("mute", stream=True)
+        async with served.client.post(url, json=body) as answer:
+            first = await answer.content.readuntil(b"\n\n")
+            await served.request("POST", "/api/models/mute/unload", {"force": True})
+            stream = sse.read_chat(first + await answer.read())
+        assert stream.error is not None
+        assert stream.roles == ["assistant"]
+        assert await served.until_state("mute", "absent") == "absent"
+
+
+async def test_a_client_that_leaves_an_opened_stream_takes_its_row_along(tmp_path: Path, models: Path):
+    folder = make_scripted_model(models, "mute", slow_headers_s=60)
+    async with serve(tmp_path, models=models, scripted=True, flags=QUICK) as served:
+        url, body = f"{served.url}/v1/chat/completions", chat_body("mute", stream=True)
+        async with served.client.post(url, json=body) as answer:
+            await answer.content.readuntil(b"\n\n")
+            answer.close()
+        await until(lambda: read_events(folder)[-1]["event"] == "cancelled")
+        assert "Traceback" not in served.log()
+        assert "never retrieved" not in served.log()
 
 
 async def raw(port: int, *pieces: bytes) -> bytes:

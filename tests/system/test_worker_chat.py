@@ -140,11 +140,11 @@ def test_answers_echo_the_name_that_was_asked_for_and_the_request_id(worker: Wor
     assert "request req-7: ok, 1 tokens" in worker.log.read_text()
 
 
-def test_a_stream_the_parent_opened_goes_on_under_its_id(worker: WorkerProcess) -> None:
-    headers = {control.HEADER_RESPONSE_ID: "chatcmpl-opened", control.HEADER_CREATED: "1700000000"}
+def test_a_stream_has_the_id_and_the_time_that_the_parent_gave_it(worker: WorkerProcess) -> None:
+    headers = {control.HEADER_RESPONSE_ID: "chatcmpl-given", control.HEADER_CREATED: "1700000000"}
     chunks = list(worker.stream(PROMPT, headers, max_tokens=3, temperature=0))
-    assert "role" not in chunks[0]["choices"][0]["delta"]
-    assert {(chunk["id"], chunk["created"]) for chunk in chunks} == {("chatcmpl-opened", 1700000000)}
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert {(chunk["id"], chunk["created"]) for chunk in chunks} == {("chatcmpl-given", 1700000000)}
 
 
 def test_an_answer_ends_at_the_contexts_end(worker: WorkerProcess) -> None:

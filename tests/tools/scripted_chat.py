@@ -106,9 +106,7 @@ class Row:
         self.text = TokenText(script.text, launch.model, self.prompt)
         self.done = 0
         self.request_id = headers.get(HEADER_REQUEST_ID.lower(), "")
-        # The parent has opened this stream already: the role chunk is out, under this id.
-        self.opened = headers.get(HEADER_RESPONSE_ID.lower(), "")
-        self.id = self.opened or f"chatcmpl-{uuid.uuid4().hex}"
+        self.id = headers.get(HEADER_RESPONSE_ID.lower(), "") or f"chatcmpl-{uuid.uuid4().hex}"
         self.created = int(headers.get(HEADER_CREATED.lower(), 0) or time.time())
         self.model = unquote(headers.get(HEADER_ASKED_MODEL.lower(), "")) or launch.model
         # A chunk with one token's text is made by joining bytes: the benchmarks send a great many.
@@ -141,7 +139,7 @@ class Row:
         return self._before + msgspec.json.encode(self.text(index)) + self._after
 
     def role_event(self) -> bytes:
-        """The first event of a stream that the worker opens."""
+        """The first event of a stream."""
         return self.event([self._choice({"role": "assistant", "content": ""})])
 
     def silent_event(self) -> bytes:
@@ -298,17 +296,17 @@ class Engine:
 
     async def _run(self, row: Row, out: Exchange) -> None:
         script = self._script
+        if script.slow_headers_s:
+            await self._busy(row, out, script.slow_headers_s)
         if script.status and row.faulty:
             codes = [code for code, status in errors.STATUS_OF.items() if status == script.status]
             code = codes[0] if codes else "internal_error"
             scripted = errors.ApiError(script.status, code, f"scripted answer {script.status}")
             self._refuse(out, scripted, row.request_id)
             return
-        if script.slow_headers_s:
-            await self._busy(row, out, script.slow_headers_s)
         headers = {HEADER_REQUEST_ID: row.request_id}
         if row.stream:
-            out.start_stream(headers, b"" if row.opened else row.role_event())
+            out.start_stream(headers, row.role_event())
         await self._at("prefill", row)
         await self._busy(row, out, script.prefill_s)
         await self._decode(row, out)

@@ -127,12 +127,12 @@ def test_usage_comes_apart_when_asked_for(spawn: Spawn) -> None:
     assert usage["usage"]["completion_tokens"] == 2
 
 
-def test_a_stream_the_parent_opened_goes_on_under_its_id(spawn: Spawn) -> None:
+def test_a_stream_has_the_id_and_the_time_that_the_parent_gave_it(spawn: Spawn) -> None:
     worker = spawn(tokens=1).ready()
-    opened = {HEADER_RESPONSE_ID: "chatcmpl-parent", HEADER_CREATED: "1700000000"}
-    body = worker.ask("POST", "/v1/chat/completions", chat_body("hi", stream=True), opened)[2]
+    given = {HEADER_RESPONSE_ID: "chatcmpl-parent", HEADER_CREATED: "1700000000"}
+    body = worker.ask("POST", "/v1/chat/completions", chat_body("hi", stream=True), given)[2]
     chunks = sse.read_chat(body)
-    assert chunks.roles == []
+    assert chunks.roles == ["assistant"]
     assert (chunks.ids, chunks.created) == ({"chatcmpl-parent"}, {1700000000})
 
 

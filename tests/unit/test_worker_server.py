@@ -19,12 +19,12 @@ from mlxpool.worker.text.events import Finish, Text, Usage
 from mlxpool.worker.wire.chat import ChatAnswer
 
 
-async def chunks_of(tmp_path: Path, mailbox: Mailbox, opened: bool, said: asyncio.Event) -> list[bytes]:
+async def chunks_of(tmp_path: Path, mailbox: Mailbox, said: asyncio.Event) -> list[bytes]:
     """What one streamed answer puts on a real UNIX socket; `said` is set at its first chunk."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         answer = ChatAnswer("chatcmpl-1", 1, "m", include_usage=False)
-        return await server._streamed(request, answer, mailbox, RequestLog("r", "m", None), {}, opened)
+        return await server._streamed(request, answer, mailbox, RequestLog("r", "m", None), {})
 
     app = web.Application()
     app.router.add_get("/", handle)
@@ -59,7 +59,7 @@ async def test_silence_is_filled_with_keep_alives_after_the_role_chunk(
         mailbox.slot(0)([Text("Hi"), Usage(1, 1), Finish("stop")])
 
     late = asyncio.ensure_future(answer_late())
-    written = await chunks_of(tmp_path, mailbox, opened=False, said=said)
+    written = await chunks_of(tmp_path, mailbox, said=said)
     await late
     bodies = [json.loads(event[6:]) for event in b"".join(written).split(b"\n\n")[:-2]]
     deltas = [body["choices"][0]["delta"] for body in bodies]
@@ -72,10 +72,10 @@ async def test_silence_is_filled_with_keep_alives_after_the_role_chunk(
 async def test_everything_that_came_together_is_one_write_of_whole_events(tmp_path: Path) -> None:
     mailbox = Mailbox()
     mailbox.slot(0)([Text("a"), Text("b"), Usage(1, 2), Finish("stop")])
-    written = await chunks_of(tmp_path, mailbox, opened=True, said=asyncio.Event())
-    assert len(written) == 1
-    assert written[0].count(b"\n\n") == 3
-    assert written[0].endswith(b"data: [DONE]\n\n")
+    written = await chunks_of(tmp_path, mailbox, said=asyncio.Event())
+    assert len(written) == 2
+    assert written[1].count(b"\n\n") == 3
+    assert written[1].endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_mailbox_gives_everything_once_and_nothing_after_its_time_out() -> None:

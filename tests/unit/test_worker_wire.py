@@ -30,8 +30,8 @@ from mlxpool.worker.wire.chat import DONE, ChatAnswer, Said
 EVENTS: list[Event] = [Text("He"), Text("llo"), Usage(3, 2), Finish("stop")]
 
 
-def answer(include_usage: bool = False, choices: int = 1) -> ChatAnswer:
-    return ChatAnswer("chatcmpl-1", 1700000000, "m", include_usage, choices)
+def answer(include_usage: bool = False, choices: int = 1, warnings: tuple[str, ...] = ()) -> ChatAnswer:
+    return ChatAnswer("chatcmpl-1", 1700000000, "m", include_usage, choices, warnings)
 
 
 def of_choice(events: Sequence[Event], index: int = 0) -> list[Said]:
@@ -205,9 +205,6 @@ def test_choices_end_one_by_one_and_their_tokens_are_counted_together() -> None:
     stream = answer(choices=2)
     opened = events_of(stream.opening())
     assert [chunk["choices"][0]["index"] for chunk in opened] == [0, 1]
-    assert [chunk["choices"][0]["index"] for chunk in events_of(answer(choices=2).opening(opened=True))] == [
-        1
-    ]
     said = [*of_choice([Text("x")], 1), *of_choice([Text("y")]), *of_choice([Text("z")], 1)]
     texts = events_of(stream.write(said))
     assert [(c["choices"][0]["index"], c["choices"][0]["delta"]["content"]) for c in texts] == [
@@ -222,3 +219,23 @@ def test_choices_end_one_by_one_and_their_tokens_are_counted_together() -> None:
     assert last["usage"]["completion_tokens"] == 9
     assert done == b"[DONE]"
     assert stream.ended
+
+
+WARNED = ("grammar not enforced: the schema uses uniqueItems", "é")
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_what_was_not_enforced_is_said_whole_and_on_the_last_finish_chunk_alone(include_usage: bool) -> None:
+    assert json.loads(answer(warnings=WARNED).whole(of_choice(EVENTS)))["warnings"] == [*WARNED]
+    stream = answer(include_usage, choices=2, warnings=WARNED)
+    data = stream.opening() + stream.write([*of_choice(EVENTS, 1), *of_choice(EVENTS)])
+    said = [chunk for chunk in events_of(data)[:-1] if "warnings" in chunk]
+    assert [chunk["warnings"] for chunk in said] == [[*WARNED]]
+    assert said[0]["choices"][0]["index"] == 0
+    assert said[0]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_answer_that_lacks_nothing_has_no_warnings() -> None:
+    stream = answer()
+    assert b"warnings" not in stream.opening() + stream.write(of_choice(EVENTS))
+    assert b"warnings" not in answer().whole(of_choice(EVENTS))

@@ -2,9 +2,11 @@
 
 A stream is one role chunk per choice, chunks of what is said, exactly one finish chunk per choice (usage on
 the last of them, or in a chunk of its own when that was asked for), `[DONE]`; every chunk has the same id,
-`created` and model, and speaks of one choice. A stream that the parent has opened already goes on under the
-parent's id without a second role chunk. A failure after the first byte is an error event that ends the
-stream. Log-probabilities go with the next chunk of their choice: text may be held back, they needn't be.
+`created` and model, and speaks of one choice. The role chunk of the first choice is always the first event:
+a parent that has said it already drops that one. What could not be enforced is said in `warnings`, of the
+body or of the last finish chunk, for a stream's headers may have gone out before it was known. A failure
+after the first byte is an error event that ends the stream. Log-probabilities go with the next chunk of
+their choice: text may be held back, they needn't be.
 """
 
 from __future__ import annotations
@@ -107,6 +109,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: tuple[Choice, ...]
     usage: UsageBody
+    warnings: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -133,6 +136,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: tuple[ChunkChoice, ...]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    warnings: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Row:
@@ -146,21 +150,31 @@ class _Row:
 
 
 class ChatAnswer:
-    """One answer, whole or streamed; feed it the rows' events in order. `ended` after the last one."""
+    """One answer, whole or streamed; feed it the rows' events in order. `ended` after the last one.
+
+    warnings: sentences about what was asked for and could not be done.
+    """
 
     def __init__(
-        self, answer_id: str, created: int, model: str, include_usage: bool, choices: int = 1
+        self,
+        answer_id: str,
+        created: int,
+        model: str,
+        include_usage: bool,
+        choices: int = 1,
+        warnings: tuple[str, ...] = (),
     ) -> None:
         self.ended = False
         self._id, self._created, self._model = answer_id, created, model
         self._include_usage = include_usage
         self._rows = [_Row() for _ in range(choices)]
+        self._warnings = warnings or msgspec.UNSET
         self._encoder = msgspec.json.Encoder()
 
-    def opening(self, opened: bool = False) -> bytes:
-        """Role chunks; opened: the parent has written the first choice's."""
+    def opening(self) -> bytes:
+        """A role chunk for every choice."""
         role = Delta(role="assistant", content="")
-        return b"".join(self._chunk(index, role) for index in range(int(opened), len(self._rows)))
+        return b"".join(self._chunk(index, role) for index in range(len(self._rows)))
 
     def keep_alive(self) -> bytes:
         """A chunk that says nothing and is like all the others."""
@@ -209,6 +223,7 @@ class ChatAnswer:
                     for index, row in enumerate(self._rows)
                 ),
                 usage=usage_body(row.usage for row in self._rows),
+                warnings=self._warnings,
             )
         )
 
@@ -229,21 +244,38 @@ class ChatAnswer:
         self.ended = True
         usage = usage_body(row.usage for row in self._rows)
         if not self._include_usage:
-            return self._chunk(index, Delta(), reason, usage) + DONE
-        return self._chunk(index, Delta(), reason) + self._event((), usage) + DONE
+            return self._chunk(index, Delta(), reason, usage, self._warnings) + DONE
+        return self._chunk(index, Delta(), reason, None, self._warnings) + self._event((), usage) + DONE
 
     def _chunk(
-        self, index: int, delta: Delta, reason: FinishReason | None = None, usage: UsageBody | None = None
+        self,
+        index: int,
+        delta: Delta,
+        reason: FinishReason | None = None,
+        usage: UsageBody | None = None,
+        warnings: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET,
     ) -> bytes:
         row = self._rows[index]
         logprobs, row.logprobs = _logprobs_body(row.logprobs), []
         # Who asked for usage in a chunk of its own gets null in all the others, as the protocol has it.
         absent = None if self._include_usage else msgspec.UNSET
         choice = ChunkChoice(index, delta, reason, logprobs)
-        return self._event((choice,), absent if usage is None else usage)
+        return self._event((choice,), absent if usage is None else usage, warnings)
 
-    def _event(self, choices: tuple[ChunkChoice, ...], usage: UsageBody | msgspec.UnsetType | None) -> bytes:
-        chunk = Chunk(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+    def _event(
+        self,
+        choices: tuple[ChunkChoice, ...],
+        usage: UsageBody | msgspec.UnsetType | None,
+        warnings: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET,
+    ) -> bytes:
+        chunk = Chunk(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+            warnings=warnings,
+        )
         return b"data: " + self._encoder.encode(chunk) + b"\n\n"
 
 
