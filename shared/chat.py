@@ -194,6 +194,12 @@ class ChatTokenizer:
         """Whether the token has no text of its own."""
         return token_id in self._special_ids
 
+    @property
+    def special_tokens(self) -> dict[int, str]:
+        """The tokens without a text of their own, as they are spelled, by id."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token_id: added[token_id].content for token_id in self._special_ids}
+
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The prompt's text, generation prompt included unless `add_generation_prompt=False`.
 
