@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class Matcher:
         mask[:] = -1
         return True
 
-    def accept_token(self, token: int) -> bool:
+    def accept_token(self, _token: int) -> bool:
         self.now_s += self.accept_s
         return True
 
@@ -45,6 +45,12 @@ def timed() -> tuple[Matcher, MatcherConstraint, Any]:
     return matcher, constraint, np.zeros(8, np.int32)
 
 
+def follow(constraint: MatcherConstraint, mask: Any, tokens: Iterable[int]) -> None:
+    for token in tokens:
+        constraint.fill(mask)
+        constraint.accept(token)
+
+
 @pytest.mark.parametrize("call", ["fill", "accept"])
 def test_a_grammar_that_becomes_slow_ends_its_row_and_says_where(call: str) -> None:
     matcher, constraint, mask = timed()
@@ -53,9 +59,7 @@ def test_a_grammar_that_becomes_slow_ends_its_row_and_says_where(call: str) -> N
         assert constraint.accept(token)
     setattr(matcher, f"{call}_s", SLOW_S * 2)
     with pytest.raises(ApiError) as caught:
-        for token in range(2):
-            constraint.fill(mask)
-            constraint.accept(token)
+        follow(constraint, mask, [1, 2])
     assert (caught.value.status, caught.value.code) == (400, "unsupported_schema")
     assert caught.value.param == "guided_grammar"
     assert caught.value.message.startswith(
@@ -85,9 +89,7 @@ def test_a_grammar_that_can_be_read_in_many_ways_takes_no_seconds() -> None:
     constraint = MatcherConstraint(matcher, [257], OpenCount(), "guided_grammar")
     mask = np.zeros(9, np.int32)
     with pytest.raises(ApiError, match="too slow to follow"):
-        for _ in range(40):
-            constraint.fill(mask)
-            constraint.accept(long)
+        follow(constraint, mask, [long] * 40)
 
 
 @pytest.fixture(scope="module")

@@ -272,3 +272,30 @@ def test_a_killed_worker_leaves_no_compiler_and_imports_none_before_it_is_asked(
     finally:
         worker.kill()
         worker.wait()
+
+
+def chain(rules: int) -> str:
+    """A grammar of rules that are each only the next one."""
+    return "root ::= r0\n" + "".join(f"r{n} ::= r{n + 1}\n" for n in range(rules)) + f'r{rules} ::= "a"\n'
+
+
+def test_a_grammar_that_is_too_much_to_begin_costs_the_worker_nothing(tokenizer: ChatTokenizer) -> None:
+    async def use(service: GrammarService) -> None:
+        await service.hold(schema({"const": "ready"}))
+        before = psutil.Process().memory_info().rss
+        held = await service.hold(Demand(Structure("grammar", "guided_grammar", chain(10_000))))
+        assert held.compiled is None
+        assert held.warnings[0].startswith("grammar not enforced: following it takes")
+        assert psutil.Process().memory_info().rss - before < 100_000_000
+
+    with_service(tokenizer, use)
+
+
+def test_a_grammar_that_takes_all_memory_breaks_the_compiler_alone(tokenizer: ChatTokenizer) -> None:
+    async def use(service: GrammarService) -> None:
+        beside = asyncio.ensure_future(service.hold(schema(SCHEMA)))
+        held = await service.hold(Demand(Structure("grammar", "guided_grammar", chain(20_000))))
+        assert held.warnings == ("grammar not enforced: it breaks the grammar compiler",)
+        assert (await beside).compiled is not None
+
+    with_service(tokenizer, use, command=(*COMMAND, "--addresses-bytes", str(512 * 1024**2)))

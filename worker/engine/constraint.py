@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 class Constraint(Protocol):
     """One row's place in its grammar. Made before the row is submitted, then owned by the engine's thread;
-    `release` is called once, at the row's end, whatever the end is. An ApiError that `fill` or `accept` raises
-    is what the row's client is told."""
+    `release` is called once, at the row's end, whatever the end is. An ApiError of `fill` or `accept` is what
+    the row's client is told."""
 
     @property
     def over(self) -> bool:

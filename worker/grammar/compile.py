@@ -5,6 +5,10 @@ minutes), so it happens in one that can be killed. The worker speaks first: the 
 answered on its own when it is done. A job has a thread of its own, because the compiler releases the GIL and
 a slow grammar shouldn't make the others wait. It ends when its standard input does or its worker is gone.
 
+A grammar can take all of a machine's memory: this process has a limit of its own, where the system knows one,
+and dies of it. The worker then tries what compiled here once more, one by one. What compiled is begun once, as
+a row would begin it, since that can be the dear part.
+
 What libraries print goes to standard error, which is the worker's log; the answers have a descriptor that
 nobody else writes to, and `_Answers` owns it.
 """
@@ -13,11 +17,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import sys
 import threading
 import time
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, NoReturn
+
+import numpy as np
+import psutil
 
 from mlxpool.shared import tether
 
@@ -29,6 +37,21 @@ _REASON_CHARS = 2000
 
 # A first grammar is waited for, and the model computes on the same cores: half of them, and few.
 _THREADS_PER_GRAMMAR = max(1, min(4, (os.cpu_count() or 1) // 2))
+
+
+# Addresses that grammars may take above what the imports have: eight at once have 64 MiB of stack each and as
+# much for each thread's allocator, and the largest that is taken in the end has 64 MiB and was made of more.
+_ADDRESSES_BYTES = 4 * 1024**3
+
+# Not one that a shell or a signal uses.
+_NO_MEMORY_EXIT_CODE = 71
+
+
+class _Compiler(NamedTuple):
+    """xgrammar's, and the width of the logits."""
+
+    compiler: Any
+    width: int
 
 
 class _Answers:
@@ -54,6 +77,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mlxpool.worker.grammar.compile", description="Compiles grammars.")
     parser.add_argument("--tether-fd", type=int, required=True)
     parser.add_argument("--quick-s", type=float, help="what is compiled again by the worker, in seconds")
+    parser.add_argument(
+        "--addresses-bytes", type=int, default=_ADDRESSES_BYTES, help="what grammars may take here"
+    )
     options = parser.parse_args(argv)
     tether.watch(options.tether_fd)
     # A person's Ctrl-C reaches the whole foreground; the worker decides.
@@ -69,6 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     for message in _messages(sys.stdin.buffer):
         if isinstance(message, messages.Vocabulary):
             compiler = _compiler(message)
+            _limit_memory(options.addresses_bytes)
             answers.send(messages.frame(messages.Ready()))
         else:
             job = (compiler, message, quick_s, answers)
@@ -87,29 +114,58 @@ def _messages(stream: BinaryIO) -> Any:
         yield decoder.decode(stream.read(int.from_bytes(length, "big")))
 
 
-def _compiler(vocabulary: Any) -> Any:
+def _compiler(vocabulary: Any) -> _Compiler:
     from mlxpool.worker.grammar import runtime
 
-    return runtime.compiler(runtime.tokenizer_info(vocabulary), _THREADS_PER_GRAMMAR)
+    compiler = runtime.compiler(runtime.tokenizer_info(vocabulary), _THREADS_PER_GRAMMAR)
+    return _Compiler(compiler, vocabulary.width)
 
 
-def _compile(compiler: Any, job: Any, quick_s: float, answers: _Answers) -> None:
+def _limit_memory(addresses_bytes: int) -> None:
+    """macOS has no limit of this kind: there it is the worker's patience that ends it."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = psutil.Process().memory_info().vms + addresses_bytes
+    if most != resource.RLIM_INFINITY:
+        limit = min(limit, most)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+    except (OSError, ValueError):
+        sys.stderr.write("the grammar compiler's process has no limit of memory here\n")
+
+
+def _compile(compiler: _Compiler, job: Any, quick_s: float, answers: _Answers) -> None:
     from mlxpool.worker.grammar import messages
 
     try:
         answer = _answer(compiler, job, quick_s)
     except Exception as err:
+        if isinstance(err, MemoryError) or "bad_alloc" in str(err):
+            _out_of_memory()
         answer = messages.Failed(job.number, str(err)[:_REASON_CHARS])
     answers.send(messages.frame(answer))
 
 
-def _answer(compiler: Any, job: Any, quick_s: float) -> Any:
-    from mlxpool.worker.grammar import messages
+def _out_of_memory() -> NoReturn:
+    """Whichever grammar it was that took it all."""
+    sys.stderr.write("the grammar compiler's process is out of memory\n")
+    sys.stderr.flush()
+    os._exit(_NO_MEMORY_EXIT_CODE)
+
+
+def _answer(compiler: _Compiler, job: Any, quick_s: float) -> Any:
+    from mlxpool.worker.grammar import messages, runtime, trial
+
+    def begin() -> Any:
+        matcher = runtime.xgrammar().GrammarMatcher(compiled)
+        matcher.fill_next_token_bitmask(np.zeros(-(-compiler.width // 32), np.int32))
+        return matcher
 
     began_s = time.monotonic()
-    compiled = compiler.compile_structural_tag(job.text)
+    compiled = compiler.compiler.compile_structural_tag(job.text)
     took_s = time.monotonic() - began_s
     size, limit = compiled.memory_size_bytes, messages.GRAMMAR_LIMIT_BYTES
+    if size <= limit and (reason := trial.too_much(begin)) is not None:
+        return messages.Failed(job.number, reason, False)
     if size <= limit and took_s < quick_s:
         return messages.Done(job.number, None)
     if size <= limit:
