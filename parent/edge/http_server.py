@@ -37,6 +37,11 @@ class Connection(web.RequestHandler):
         if transport is not None and not transport.is_reading():
             super()._resume_transport_reading()
 
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        # A handler has refused this body already; aiohttp meets the same fault again when it reads the rest.
+        if not isinstance(kw.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **kw)
+
     def handle_error(
         self,
         request: web.BaseRequest,

@@ -469,6 +469,24 @@ async def test_a_body_that_is_not_encoded_as_it_says_is_a_400(tmp_path: Path, mo
         assert "Traceback" not in served.log()
 
 
+async def test_a_body_that_breaks_while_it_is_read_is_a_400_too(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n"
+            b"Content-Length: 20\r\nExpect: 100-continue\r\n\r\n"
+        )
+        async with asyncio.timeout(10):
+            # The server asks for the body when it is about to read it.
+            assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"this is no gzip body")
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert head.split(b" ")[1] == b"400"
+        assert json.loads(body)["error"]["code"] == "invalid_request"
+        assert "Traceback" not in served.log()
+
+
 async def test_a_compressed_body_is_read_and_a_bomb_is_too_large(tmp_path: Path, models: Path):
     async with serve(tmp_path, models=models, scripted=True) as served:
         packed = gzip.compress(json.dumps(chat_body("a", "q")).encode())
