@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mlxpool.worker.engine.answering import events_of
 from mlxpool.worker.engine.group import Sampled
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.request.plan import Plan, Sampling
-from mlxpool.worker.text.events import Event, Finish, ToolCallArguments, ToolCallEnd
+from mlxpool.worker.text.events import Event, Finish, Logprobs, Text, ToolCallArguments, ToolCallEnd
 from mlxpool.worker.text.format import AnswerFormat, DeclaredTool
 from tests.tools.answers import machine
 
@@ -24,12 +27,13 @@ _FORMATS = {
 
 
 def answered(pieces: Sequence[str], how: AnswerFormat, max_tokens: int) -> list[Event]:
-    """All events of a row whose tokens are these pieces and then an eos."""
+    """All events of a row whose tokens are these pieces and then an eos, with log-probabilities."""
     plan = Plan((1, 2), max_tokens, True, _GREEDY, frozenset({EOS}), how)
-    row = Row(plan, machine(pieces, how), lambda _: None)
+    row = Row(plan, machine(pieces, how), lambda _: None, token_bytes=lambda token: pieces[token].encode())
+    reading = np.zeros(1, np.float32)
     events: list[Event] = []
     for token in (*range(len(pieces)), EOS):
-        said, over = events_of(Sampled(row, token, None), "batch")
+        said, over = events_of(Sampled(row, token, reading), "batch")
         events += said
         if over:
             break
@@ -56,3 +60,54 @@ def test_an_eos_closes_an_open_call_and_a_length_limit_does_not(
     assert written(ended).startswith(written(cut))
     assert not any(isinstance(event, ToolCallEnd) for event in cut)
     assert cut[-1] == Finish("length")
+
+
+def spelled(events: list[Event]) -> str:
+    return "".join(event.chosen.token for event in events if isinstance(event, Logprobs))
+
+
+def said(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Text))
+
+
+def test_a_stop_string_is_not_spelled_by_log_probabilities_either() -> None:
+    events = answered(["hi", " ", "SEC", "RET", " x"], AnswerFormat(stops=("SECRET",)), 9)
+    assert (said(events), spelled(events), events[-1]) == ("hi ", "hi ", Finish("stop", "SECRET"))
+
+
+def test_a_token_that_reaches_into_a_stop_has_no_log_probability() -> None:
+    events = answered(["hi", " SEC", "RET"], AnswerFormat(stops=("SECRET",)), 9)
+    assert (said(events), spelled(events)) == ("hi ", "hi")
+
+
+def test_log_probabilities_come_with_their_text_and_not_before_it() -> None:
+    plain = answered(["a", "S", "b"], AnswerFormat(stops=("SX",)), 9)
+    assert [type(event) for event in plain[:-2]] == [Logprobs, Text, Logprobs, Logprobs, Text]
+    assert (said(plain), spelled(plain)) == ("aSb", "aSb")
+
+
+def test_a_stop_inside_of_a_call_that_can_not_be_read_is_not_spelled() -> None:
+    how = AnswerFormat(tools="json_tools", declared=(DeclaredTool("f", {}),), stops=("STOP",))
+    pieces = ["so ", "<tool_call>", '{"name"', ': "f" ', "STO", "P", " }", " on"]
+    events = answered(pieces, how, 20)
+    assert said(events) == 'so <tool_call>{"name": "f" '
+    assert spelled(events) == said(events)
+
+
+@settings(deadline=None)
+@given(
+    pieces=st.lists(st.text("abS\n", min_size=1, max_size=3), min_size=1, max_size=12),
+    stops=st.lists(st.text("abS\n", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_log_probabilities_spell_whole_tokens_of_what_is_said(pieces: list[str], stops: list[str]) -> None:
+    events = answered(pieces, AnswerFormat(stops=tuple(stops)), 99)
+    shown = [event.chosen.token for event in events if isinstance(event, Logprobs)]
+    text = said(events)
+    assert shown == pieces[: len(shown)]
+    assert text.startswith("".join(shown))
+    # Every token that is wholly said has its entry.
+    assert len(shown) == len(pieces) or len("".join(pieces[: len(shown) + 1])) > len(text)
+    seen = ""
+    for event in events:
+        seen += event.chosen.token if isinstance(event, Logprobs) else ""
+        assert not any(stop in seen for stop in stops)

@@ -29,9 +29,10 @@ def events_of(sampled: Sampled, lane: Literal["batch", "turns"]) -> tuple[list[E
     if token in row.plan.eos_ids:
         reason = "stop"
     else:
+        said = row.text.push(token)
         if sampled.reading is not None and row.token_bytes is not None:
-            events.append(logprobs.event(token, sampled.reading, row.token_bytes))
-        events += row.text.push(token)
+            events += row.text.told(logprobs.event(token, sampled.reading, row.token_bytes))
+        events += said
         if row.text.over or (row.constraint is not None and row.constraint.over):
             reason = "stop"
         elif row.emitted >= row.plan.max_tokens:
@@ -39,7 +40,8 @@ def events_of(sampled: Sampled, lane: Literal["batch", "turns"]) -> tuple[list[E
     if reason is None:
         return events, False
     if not row.text.over:
-        events += row.text.flush(cut=reason == "length")
+        said = row.text.flush(cut=reason == "length")
+        events += [*row.text.told(), *said]
         reason = "stop" if row.text.over else reason
     if reason == "stop" and row.text.called:
         reason = "tool_calls"

@@ -11,8 +11,9 @@ import secrets
 from collections.abc import Callable
 
 from mlxpool.worker.text.detokeniser import Detokeniser
-from mlxpool.worker.text.events import Reasoning, Text, TextEvent, ToolCallEnd
+from mlxpool.worker.text.events import Logprobs, Reasoning, Text, TextEvent, ToolCallEnd
 from mlxpool.worker.text.format import AnswerFormat
+from mlxpool.worker.text.held_logprobs import HeldLogprobs
 from mlxpool.worker.text.marks import Marks
 from mlxpool.worker.text.reasoning import REASONING_FAMILIES, ReasoningSplitter
 from mlxpool.worker.text.stops import StopMatcher
@@ -55,6 +56,10 @@ class AnswerText:
         self._marks = marks
         self._one_call = answer_format.one_call
         self._stops = StopMatcher(answer_format.stops) if answer_format.stops else None
+        self._logprobs = HeldLogprobs()
+        self._heard = 0  # characters that came from the tokens, without markers
+        self._waits = False  # the last token's text is still to come, or the end of it
+        self._ended = False
         self._splitter: ReasoningSplitter | None = None
         self._tools: ToolMachine | None = None
         reasoning, tools = answer_format.reasoning, answer_format.tools
@@ -90,11 +95,30 @@ class AnswerText:
         """What this token settles. Nothing once the answer is over."""
         if self.over:
             return []
-        return self._read(self._source.push(token))
+        text = self._source.push(token)
+        if self._stops is not None:
+            self._heard += len(self._marks.plain(text))
+            self._waits = not text
+        return self._read(text)
+
+    def told(self, entry: Logprobs | None = None) -> list[Logprobs]:
+        """The log-probabilities that may be sent now. entry: that of the token pushed last, None at the end.
+        Those of a stop string, or of a token that reaches into it, never come."""
+        if self._stops is None:
+            return [] if entry is None else [entry]
+        if entry is not None:
+            waits = self._waits or entry.chosen.token.endswith("\N{REPLACEMENT CHARACTER}")
+            self._logprobs.add(self._heard + waits, entry)
+        if self.stop is not None:
+            return self._logprobs.before(self.stop)
+        if self.over or self._ended:
+            return self._logprobs.all()
+        return self._logprobs.settled(self._heard - self.held_chars)
 
     def flush(self, cut: bool = False) -> list[TextEvent]:
         """The answer ended: what was held, which may complete a stop string or a call.
         cut: a limit ended it, and a call that it cuts stays open."""
+        self._ended = True
         if self.over:
             return []
         events = self._read(self._source.flush())

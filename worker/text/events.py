@@ -60,7 +60,8 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True):
-    """One sampled token, and the likeliest at its place, the best first. An eos has none."""
+    """One sampled token, and the likeliest at its place, the best first. An eos has none, and
+    neither has a stop string."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()

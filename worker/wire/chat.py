@@ -6,7 +6,7 @@ the last of them, or in a chunk of its own when that was asked for), `[DONE]`; e
 a parent that has said it already drops that one. What could not be enforced is said in `warnings`, of the
 body or of the last finish chunk, for a stream's headers may have gone out before it was known. A failure
 after the first byte is an error event that ends the stream. Log-probabilities go with the next chunk of
-their choice: text may be held back, they needn't be.
+their choice.
 """
 
 from __future__ import annotations
