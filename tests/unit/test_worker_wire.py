@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxpool.shared.errors import ApiError, error
+from mlxpool.worker import server
+from mlxpool.worker.mailbox import Mailbox
+from mlxpool.worker.request_log import RequestLog
 from mlxpool.worker.text.events import (
     Event,
     Failure,
@@ -239,3 +244,37 @@ def test_an_answer_that_lacks_nothing_has_no_warnings() -> None:
     stream = answer()
     assert b"warnings" not in stream.opening() + stream.write(of_choice(EVENTS))
     assert b"warnings" not in answer().whole(of_choice(EVENTS))
+
+
+def test_a_keep_alive_speaks_of_a_choice_that_has_not_ended() -> None:
+    stream = answer(choices=3)
+    stream.write([*of_choice([Usage(5, 2), Finish("stop")]), *of_choice([Usage(5, 2), Finish("stop")], 1)])
+    (alive,) = events_of(stream.keep_alive())
+    assert [choice["index"] for choice in alive["choices"]] == [2]
+
+
+def test_a_long_answer_is_put_together_in_time_that_grows_with_its_length() -> None:
+    # Joining each piece to all before it would copy 400 GB.
+    said = of_choice([*[Text("x" * 200)] * 64_000, Usage(1, 64_000), Finish("stop")])
+    began_s = time.thread_time()
+    assert len(json.loads(answer().whole(said))["choices"][0]["message"]["content"]) == 200 * 64_000
+    assert len(events_of(answer().write(said))[0]["choices"][0]["delta"]["content"]) == 200 * 64_000
+    assert time.thread_time() - began_s < 5
+
+
+@pytest.mark.parametrize("pieces", [3, server.LOOP_EVENTS])
+async def test_a_long_answer_is_encoded_off_the_loop(pieces: int) -> None:
+    threads: list[int] = []
+
+    class Noted(ChatAnswer):
+        def whole(self, said: Iterable[Said]) -> bytes:
+            threads.append(threading.get_ident())
+            return super().whole(said)
+
+    mailbox = Mailbox()
+    mailbox.slot(0)([*[Text("x")] * pieces, Usage(1, pieces), Finish("stop")])
+    log = RequestLog("req-1", "m", None)
+    response = await server._whole(Noted("c", 1, "m", False), 1, mailbox, log, {})
+    assert isinstance(response.body, bytes)
+    assert json.loads(response.body)["choices"][0]["message"]["content"] == "x" * pieces
+    assert (threads == [threading.get_ident()]) is (pieces < server.LOOP_EVENTS)

@@ -11,6 +11,7 @@ their choice.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -39,8 +40,10 @@ DONE = b"data: [DONE]\n\n"
 # A row's event with the place of its choice.
 Said = tuple[int, Event]
 
+_Piece = Text | Reasoning | ToolCallArguments
 
-class LikelyToken(msgspec.Struct, frozen=True):
+
+class LikelyToken(msgspec.Struct, frozen=True, gc=False):
     """bytes: UTF-8, because a token may be half a character."""
 
     token: str
@@ -48,7 +51,7 @@ class LikelyToken(msgspec.Struct, frozen=True):
     bytes: list[int]
 
 
-class TokenLikelihood(msgspec.Struct, frozen=True):
+class TokenLikelihood(msgspec.Struct, frozen=True, gc=False):
     token: str
     logprob: float
     bytes: list[int]
@@ -140,7 +143,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Row:
-    """What a choice has said so far: `said` merged, for a whole answer; the rest for both ways."""
+    """What a choice has said so far: `said` for a whole answer; the rest for both ways."""
 
     def __init__(self) -> None:
         self.said: list[TextEvent] = []
@@ -177,8 +180,9 @@ class ChatAnswer:
         return b"".join(self._chunk(index, role) for index in range(len(self._rows)))
 
     def keep_alive(self) -> bytes:
-        """A chunk that says nothing and is like all the others."""
-        return self._chunk(0, Delta())
+        """A chunk that says nothing and is like all the others, of a choice that has not ended."""
+        running = (index for index, row in enumerate(self._rows) if row.reason is None)
+        return self._chunk(next(running, 0), Delta())
 
     def write(self, said: Iterable[Said]) -> bytes:
         """Whole SSE events for these; what came together goes out together."""
@@ -202,9 +206,11 @@ class ChatAnswer:
 
     def whole(self, said: Iterable[Said]) -> bytes:
         """The JSON body of a complete answer. Raises the ApiError of a Failure among the events."""
-        for index, event in self._without_logprobs(said):
+        for index, event in said:
             row = self._rows[index]
             match event:
+                case Logprobs():
+                    row.logprobs.append(event)
                 case Usage():
                     row.usage = event
                 case Finish(reason):
@@ -282,26 +288,26 @@ class ChatAnswer:
 def _merged(said: Iterable[Said]) -> list[Said]:
     """The same, with pieces of one text that follow each other as one piece, choice by choice."""
     merged: list[Said] = []
-    last: dict[int, int] = {}  # choice → place of its last piece of text
+    last: dict[int, int] = {}  # choice → place of its last event
+    more: defaultdict[int, list[str]] = defaultdict(list)  # place → texts that go on there
     for index, event in said:
         place = last.get(index)
-        if place is not None and (joined := _joined(merged[place][1], event)) is not None:
-            merged[place] = (index, joined)
+        if place is not None and isinstance(event, _Piece) and _goes_on(merged[place][1], event):
+            more[place].append(event.text)
             continue
         last[index] = len(merged)
         merged.append((index, event))
+    for place, texts in more.items():
+        index, event = merged[place]
+        assert isinstance(event, _Piece)
+        merged[place] = (index, msgspec.structs.replace(event, text="".join((event.text, *texts))))
     return merged
 
 
-def _joined(one: Event, two: Event) -> Event | None:
-    match one, two:
-        case Text(a), Text(b):
-            return Text(a + b)
-        case Reasoning(a), Reasoning(b):
-            return Reasoning(a + b)
-        case ToolCallArguments(index, a), ToolCallArguments(other, b) if index == other:
-            return ToolCallArguments(index, a + b)
-    return None
+def _goes_on(one: Event, two: _Piece) -> bool:
+    if isinstance(two, ToolCallArguments):
+        return isinstance(one, ToolCallArguments) and one.index == two.index
+    return type(one) is type(two)
 
 
 def _delta(event: Event) -> Delta:
@@ -320,18 +326,12 @@ def _delta(event: Event) -> Delta:
 def _message(said: Sequence[TextEvent]) -> Message:
     text = "".join(event.text for event in said if isinstance(event, Text))
     reasoning = "".join(event.text for event in said if isinstance(event, Reasoning)) or msgspec.UNSET
+    arguments: defaultdict[int, list[str]] = defaultdict(list)
+    for event in said:
+        if isinstance(event, ToolCallArguments):
+            arguments[event.index].append(event.text)
     calls = tuple(
-        ToolCallBody(
-            start.id,
-            CalledFunction(
-                "".join(
-                    event.text
-                    for event in said
-                    if isinstance(event, ToolCallArguments) and event.index == start.index
-                ),
-                start.name,
-            ),
-        )
+        ToolCallBody(start.id, CalledFunction("".join(arguments[start.index]), start.name))
         for start in said
         if isinstance(start, ToolCallStart)
     )
