@@ -203,17 +203,18 @@ class Server:
         wanted = any(plan.top_logprobs is not None for plan in prepared.plans)
         token_bytes = await self._token_bytes.by_id() if wanted else None
         mailbox = Mailbox()
-        compiled = prepared.held.compiled
         rows = [
             Row(
                 plan,
                 self._text.answer(plan.format),
                 mailbox.slot(index),
-                compiled.constraint() if compiled is not None else None,
-                token_bytes,
+                token_bytes=token_bytes,
             )
             for index, plan in enumerate(prepared.plans)
         ]
+        constraints = await prepared.held.constraints(len(rows))
+        for row, constraint in zip(rows, constraints, strict=True):
+            row.constraint = constraint
         log.row = rows[0]
         self._engine.submit_all(rows)
         own_headers = {control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **_warning(prepared.held.warnings)}

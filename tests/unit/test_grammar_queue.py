@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -163,3 +164,15 @@ async def test_a_worker_that_stops_refuses_what_waits_and_leaves_no_process(make
     assert not psutil.pid_exists(pid)
     with pytest.raises(ApiError):
         queue.enter("done")
+
+
+async def test_a_refusal_that_nobody_waits_for_is_no_complaint_in_the_log(make: Make) -> None:
+    said: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: said.append(context))
+    queue = make(1)
+    queue.enter("hang")
+    queue.enter("done")
+    await queue.close()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert said == []

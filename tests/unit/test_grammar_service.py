@@ -7,8 +7,11 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,14 +23,18 @@ from mlxpool.shared.api.tools import Tool, ToolChoice
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import ApiError
 from mlxpool.worker.engine.constraint import Constraint
+from mlxpool.worker.grammar import runtime
+from mlxpool.worker.grammar import service as service_module
 from mlxpool.worker.grammar.helper import COMMAND
+from mlxpool.worker.grammar.matcher import OpenCount
 from mlxpool.worker.grammar.queue import LIMITS, Limits, Refused
-from mlxpool.worker.grammar.service import GrammarService
+from mlxpool.worker.grammar.service import Compiled, GrammarService, Held
 from mlxpool.worker.grammar.spec import Demand, GrammarSpec
 from tests.tools import tiny_models
 
 # More than the tokenizer's ids, as a padded model's logits are.
 WIDTH = tiny_models.VOCAB_SIZE
+SCRIPTED = (sys.executable, "-m", "tests.tools.scripted_compiler")
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}},
@@ -239,7 +246,7 @@ def test_where_the_compiler_does_not_start_a_form_is_words_and_a_forced_call_a_4
 WORKER = """
 import asyncio, sys
 from mlxpool.shared.chat import ChatTokenizer
-from mlxpool.worker.grammar.service import GrammarService
+from mlxpool.worker.grammar.service import Compiled, GrammarService, Held
 from mlxpool.worker.grammar.spec import GrammarSpec
 from tests.tools import tiny_models
 from pathlib import Path
@@ -272,6 +279,102 @@ def test_a_killed_worker_leaves_no_compiler_and_imports_none_before_it_is_asked(
     finally:
         worker.kill()
         worker.wait()
+
+
+def test_a_form_that_many_ask_for_at_once_is_read_once(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    read = GrammarService._read
+
+    def counted(self: GrammarService, spec: GrammarSpec, serialised: str | None) -> Any:
+        reads.append(spec.text)
+        return read(self, spec, serialised)
+
+    monkeypatch.setattr(GrammarService, "_read", counted)
+
+    async def use(service: GrammarService) -> None:
+        asked = [asyncio.ensure_future(service.hold(schema(SCHEMA))) for _ in range(8)]
+        await asyncio.sleep(0)
+        asked[3].cancel()
+        held = await asyncio.gather(*asked, return_exceptions=True)
+        assert len(reads) == 1
+        assert len({id(one.compiled) for one in held if isinstance(one, Held)}) == 1
+        assert isinstance(held[3], asyncio.CancelledError)
+
+    with_service(tokenizer, use)
+
+
+class Grammar:
+    """A compiled grammar's outside."""
+
+    memory_size_bytes = 1
+
+
+async def test_rows_get_a_constraint_each_or_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = OpenCount()
+    main = threading.get_ident()
+    made: list[int] = []
+
+    def matcher(_grammar: Any) -> object:
+        made.append(threading.get_ident())
+        if len(made) == 6:
+            raise RuntimeError("std::bad_alloc")
+        return object()
+
+    monkeypatch.setattr(runtime, "xgrammar", lambda: SimpleNamespace(GrammarMatcher=matcher))
+    held = Held(Compiled(Grammar(), [0], opened), field="guided_regex")
+    rows = await held.constraints(3)
+    assert (len(rows), opened.count) == (3, 3)
+    assert main not in made
+    with pytest.raises(RuntimeError):
+        await held.constraints(3)
+    assert opened.count == 3
+    assert await Held().constraints(2) == [None, None]
+
+
+async def test_constraints_of_a_client_that_left_while_they_were_made_are_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = OpenCount()
+    began, go = threading.Event(), threading.Event()
+
+    def matcher(_grammar: Any) -> object:
+        began.set()
+        assert go.wait(10)
+        return object()
+
+    monkeypatch.setattr(runtime, "xgrammar", lambda: SimpleNamespace(GrammarMatcher=matcher))
+    with ThreadPoolExecutor(1) as thread:
+        asked = asyncio.ensure_future(Compiled(Grammar(), [0], opened, thread).constraints(2, "tools"))
+        await asyncio.to_thread(began.wait)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        go.set()
+        await asyncio.wrap_future(thread.submit(int))
+        await asyncio.sleep(0)
+    assert opened.count == 0
+
+
+async def test_a_refusal_is_forgotten_after_a_while_and_holds_no_text(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(service_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    service = GrammarService(tokenizer, WIDTH, 4, command=SCRIPTED)
+    spec = GrammarSpec("fail " + "x" * 100_000)
+    for _ in range(2):
+        with pytest.raises(Refused):
+            await service.compile(spec)
+    (key,) = service._refusals
+    assert len(key) < 100
+    now_s[0] += service_module.REFUSAL_S + 1
+    asked = asyncio.ensure_future(service.compile(GrammarSpec("hang")))
+    await asyncio.sleep(0)
+    assert not service._refusals
+    asked.cancel()
+    await service.close()
 
 
 def chain(rules: int) -> str:

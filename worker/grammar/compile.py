@@ -5,9 +5,9 @@ minutes), so it happens in one that can be killed. The worker speaks first: the 
 answered on its own when it is done. A job has a thread of its own, because the compiler releases the GIL and
 a slow grammar shouldn't make the others wait. It ends when its standard input does or its worker is gone.
 
-A grammar can take all of a machine's memory: this process has a limit of its own, where the system knows one,
-and dies of it. The worker then tries what compiled here once more, one by one. What compiled is begun once, as
-a row would begin it, since that can be the dear part.
+A grammar can take all of a machine's memory: this process has a limit of its own, where the system knows
+one, and dies of it. The worker then tries what compiled here once more, one by one. What compiled is begun
+once, as a row would begin it, since that can be the dear part.
 
 What libraries print goes to standard error, which is the worker's log; the answers have a descriptor that
 nobody else writes to, and `_Answers` owns it.

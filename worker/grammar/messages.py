@@ -20,9 +20,9 @@ GRAMMAR_LIMIT_BYTES = 64 * 1024 * 1024
 QUICK_S = 1.0
 
 
-# What a row's place in a grammar may take before its first token. A schema's takes a tenth of a millisecond and
-# no measurable memory; rules that are each only the next one take 0.3 s and 740 MB for 360 KB of text. Each row
-# of a batch has one, and all of them wait for it.
+# What a row's place in a grammar may take before its first token. A schema's takes a tenth of a millisecond
+# and no measurable memory; rules that are each only the next one take 0.3 s and 740 MB for 360 KB of text.
+# Each row of a batch has one, and all of them wait for it.
 BEGIN_LIMIT_S = 0.25
 BEGIN_LIMIT_BYTES = 128 * 1024 * 1024
 

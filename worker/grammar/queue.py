@@ -57,6 +57,8 @@ class Entry:
         self.number = number
         self.text = text
         self.result = result
+        # Looked at here too: whoever waited may have left.
+        result.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.is_alone = False
         self.crashes = 0
         self.timer: asyncio.TimerHandle | None = None

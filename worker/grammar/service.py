@@ -2,16 +2,19 @@
 
 Owned by the event loop; what it hands out belongs to the engine's thread. xgrammar, and torch with it, is
 imported with the first grammar, in a thread of its own and beside the compiling process, never before. A
-grammar that was refused is remembered too: a client that sends it again has its answer at once.
+grammar that was refused is remembered for a while too: a client that sends it again has its answer at once.
+Grammars are known by a digest, because a text may be a megabyte.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -35,39 +38,89 @@ from mlxpool.worker.grammar.spec import (
 from mlxpool.worker.text.reasoning import REASONING_FAMILIES
 from mlxpool.worker.text.tools.families import family_tokens
 
-# Kept compiled grammars: an agent uses a handful. The bytes are the compiler's count and the specs' texts.
+# Kept compiled grammars: an agent uses a handful. The bytes are the compiler's count.
 CACHE_GRAMMARS = 128
 CACHE_BYTES = 64 * 1024 * 1024
 
-# A refusal for being slow may have been the machine's fault.
+# A refusal for being slow may have been the machine's fault, and no client sends one for ever.
 REFUSAL_S = 60.0
 _REFUSALS = 128
 
+# Reading a form is Python's work, under its one lock: more threads would only take turns.
+_FORM_THREADS = 2
+
 
 class Compiled:
-    """A grammar ready for rows. Each row has a constraint of its own; making one takes microseconds."""
+    """A grammar ready for rows. Each row has a constraint of its own; making one takes microseconds for most
+    grammars, and for some a quarter of a second, which is why it is done on `thread`."""
 
-    def __init__(self, grammar: Any, stop_ids: Sequence[int], opened: OpenCount) -> None:
+    def __init__(
+        self, grammar: Any, stop_ids: Sequence[int], opened: OpenCount, thread: Executor | None = None
+    ) -> None:
         self.bytes: int = grammar.memory_size_bytes
         self._grammar = grammar
         self._stop_ids = stop_ids
         self._opened = opened
+        self._thread = thread
 
-    def constraint(self) -> Constraint:
-        """A matcher at the grammar's beginning; the row that gets it releases it."""
+    def constraint(self, field: str = "grammar") -> Constraint:
+        """A matcher at the grammar's beginning; the row that gets it releases it. field: where the form was
+        asked for, for messages. Not on the event loop."""
         matcher = runtime.xgrammar().GrammarMatcher(self._grammar)
-        return MatcherConstraint(matcher, self._stop_ids, self._opened)
+        return MatcherConstraint(matcher, self._stop_ids, self._opened, field)
+
+    async def constraints(self, count: int, field: str) -> list[Constraint]:
+        """`count` of them, or none: where one can't be had those before it are released."""
+        loop = asyncio.get_running_loop()
+        making = loop.run_in_executor(self._thread, self._make, count, field)
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(_release)
+            raise
+
+    def _make(self, count: int, field: str) -> list[Constraint]:
+        made: list[Constraint] = []
+        try:
+            for _ in range(count):
+                made.append(self.constraint(field))
+        except BaseException:
+            for constraint in made:
+                constraint.release()
+            raise
+        return made
+
+
+def _release(making: asyncio.Future[list[Constraint]]) -> None:
+    if not making.cancelled() and making.exception() is None:
+        for constraint in making.result():
+            constraint.release()
 
 
 class Held(msgspec.Struct, frozen=True):
     """How an answer is held to its form. compiled: the grammar, None where none is. family: how calls that
     the grammar forces are to be read, None where it forces none. instruction: for a system message.
-    warnings: for the answer's Warning header."""
+    warnings: for the answer's Warning header. field: where the form was asked for."""
 
     compiled: Compiled | None = None
     family: str | None = None
     instruction: str | None = None
     warnings: tuple[str, ...] = ()
+    field: str = "grammar"
+
+    async def constraints(self, rows: int) -> Sequence[Constraint | None]:
+        """One for each row, which releases it; None for all where there is no grammar."""
+        return [None] * rows if self.compiled is None else await self.compiled.constraints(rows, self.field)
+
+
+class _OnWay:
+    """A grammar on its way: its place in the queue, the one task that reads what comes back, and how many
+    wait for it."""
+
+    def __init__(self, entry: Entry, task: asyncio.Task[Compiled]) -> None:
+        self.entry = entry
+        self.task = task
+        self.waiters = 0
 
 
 class GrammarService:
@@ -89,11 +142,12 @@ class GrammarService:
         self.markers: Mapping[str, int] = _markers(tokenizer, width)
         self._queue = CompileQueue(self._vocabulary, slots, limits, command)
         self._opened = OpenCount()
-        self._cache: OrderedDict[GrammarSpec, Compiled] = OrderedDict()
+        self._cache: OrderedDict[bytes, Compiled] = OrderedDict()
         self._cache_bytes = 0
-        self._refusals: OrderedDict[GrammarSpec, tuple[float, Refused]] = OrderedDict()
-        self._on_way: dict[GrammarSpec, tuple[Entry, int]] = {}
+        self._refusals: OrderedDict[bytes, tuple[float, Refused]] = OrderedDict()
+        self._on_way: dict[bytes, _OnWay] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._forms = ThreadPoolExecutor(_FORM_THREADS, thread_name_prefix="grammar-form")
         # The tokenizer as xgrammar takes it, and its compiler; the thread's alone.
         self._info: Any = None
         self._compiler: Any = None
@@ -126,19 +180,20 @@ class GrammarService:
         """
         if demand.structure is None and not demand.is_forced:
             return Held()
+        run = asyncio.get_running_loop().run_in_executor
         # Schemas come in megabytes.
-        decision = await asyncio.to_thread(decide, demand)
+        decision = await run(self._forms, decide, demand)
         if isinstance(decision, Enforced):
             try:
-                return await self._held(decision)
+                return await self._held(demand, decision)
             except Refused as refused:
                 mistake = invalid_text(demand, refused.reason) if refused.unread else None
                 if mistake is not None:
                     raise mistake from refused
-                decision = await asyncio.to_thread(give_up, demand, refused.reason)
+                decision = await run(self._forms, give_up, demand, refused.reason)
         if isinstance(decision, Enforced):
             try:
-                return await self._held(decision)
+                return await self._held(demand, decision)
             except Refused as refused:
                 raise error(
                     "unsupported_schema",
@@ -149,8 +204,9 @@ class GrammarService:
             return Held(None, None, decision.instruction, (decision.warning,))
         return Held()
 
-    async def _held(self, decision: Enforced) -> Held:
-        return Held(await self.compile(decision.spec), decision.family, None, decision.warnings)
+    async def _held(self, demand: Demand, decision: Enforced) -> Held:
+        compiled = await self.compile(decision.spec)
+        return Held(compiled, decision.family, None, decision.warnings, demand.field)
 
     async def compile(self, spec: GrammarSpec) -> Compiled:
         """The compiled grammar. Raises Refused with the reason, ApiError 429 when too many wait.
@@ -158,41 +214,64 @@ class GrammarService:
         Whoever asks for a grammar that is on its way waits for the same one. A cancelled call gives up its
         part in it.
         """
-        cached = self._cache.get(spec)
+        key = hashlib.blake2b(spec.text.encode(), digest_size=32).digest()
+        cached = self._cache.get(key)
         if cached is not None:
-            self._cache.move_to_end(spec)
+            self._cache.move_to_end(key)
             return cached
-        self._raise_known_refusal(spec)
-        entry, others = self._on_way.get(spec) or (self._queue.enter(spec.text), 0)
-        self._on_way[spec] = (entry, others + 1)
-        if not self._is_warm:
-            self._is_warm = True
-            self._thread.submit(self._warm)
+        self._raise_known_refusal(key)
+        way = self._on_way.get(key) or self._set_out(key, spec)
+        way.waiters += 1
         try:
-            serialised = await asyncio.shield(entry.result)
-            cached = self._cache.get(spec)
-            if cached is None:
-                loop = asyncio.get_running_loop()
-                grammar = await loop.run_in_executor(self._thread, self._read, spec, serialised)
-                cached = self._keep(spec, Compiled(grammar, self._stop_ids, self._opened))
-            return cached
+            return await asyncio.shield(way.task)
         except Refused as refused:
-            self._remember(spec, refused)
             raise Refused(refused.reason, unread=refused.unread) from refused
+        except asyncio.CancelledError:
+            if way.task.cancelled():
+                # The thread is closed; nobody has left.
+                raise error("shutting_down", "this model is being stopped", retry_after_s=1) from None
+            raise
         finally:
-            waits = self._on_way[spec][1] - 1
-            if waits:
-                self._on_way[spec] = (entry, waits)
-            else:
-                del self._on_way[spec]
-                self._queue.leave(entry)
+            way.waiters -= 1
+            # One that is being read stays on its way: the thread can't be stopped.
+            if not way.waiters and not way.entry.result.done():
+                del self._on_way[key]
+                self._queue.leave(way.entry)
 
     async def close(self) -> None:
         """End the compiling process and refuse what waits."""
         await self._queue.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._forms.shutdown(wait=False, cancel_futures=True)
 
     # Inside
+
+    def _set_out(self, key: bytes, spec: GrammarSpec) -> _OnWay:
+        entry = self._queue.enter(spec.text)
+        way = _OnWay(entry, asyncio.get_running_loop().create_task(self._fetch(key, spec, entry)))
+        self._on_way[key] = way
+        way.task.add_done_callback(partial(self._arrived, key, way))
+        if not self._is_warm:
+            self._is_warm = True
+            self._thread.submit(self._warm)
+        return way
+
+    async def _fetch(self, key: bytes, spec: GrammarSpec, entry: Entry) -> Compiled:
+        try:
+            serialised = await entry.result
+            loop = asyncio.get_running_loop()
+            grammar = await loop.run_in_executor(self._thread, self._read, spec, serialised)
+        except Refused as refused:
+            self._remember(key, refused)
+            raise
+        return self._keep(key, Compiled(grammar, self._stop_ids, self._opened, self._thread))
+
+    def _arrived(self, key: bytes, way: _OnWay, task: asyncio.Task[Compiled]) -> None:
+        if self._on_way.get(key) is way:
+            del self._on_way[key]
+        if not task.cancelled():
+            # Looked at, also where nobody waits any more.
+            task.exception()
 
     def _vocabulary(self) -> messages.Vocabulary:
         tokens = self._tokenizer.vocabulary()[: self._width]
@@ -216,30 +295,29 @@ class GrammarService:
         except (ImportError, OSError, RuntimeError, ValueError) as err:
             raise Refused(runtime.plain_reason(f"{type(err).__name__}: {err}")) from err
 
-    def _keep(self, spec: GrammarSpec, compiled: Compiled) -> Compiled:
-        known = self._cache.get(spec)
-        if known is not None:
-            return known
-        self._cache[spec] = compiled
-        self._cache_bytes += compiled.bytes + len(spec.text)
+    def _keep(self, key: bytes, compiled: Compiled) -> Compiled:
+        self._cache[key] = compiled
+        self._cache_bytes += compiled.bytes
         while len(self._cache) > CACHE_GRAMMARS or (self._cache_bytes > CACHE_BYTES and len(self._cache) > 1):
-            old, dropped = self._cache.popitem(last=False)
-            self._cache_bytes -= dropped.bytes + len(old.text)
+            _, dropped = self._cache.popitem(last=False)
+            self._cache_bytes -= dropped.bytes
         return compiled
 
-    def _remember(self, spec: GrammarSpec, refused: Refused) -> None:
-        self._refusals[spec] = (time.monotonic(), refused)
+    def _remember(self, key: bytes, refused: Refused) -> None:
+        self._refusals[key] = (time.monotonic(), refused)
+        self._refusals.move_to_end(key)
         while len(self._refusals) > _REFUSALS:
             self._refusals.popitem(last=False)
 
-    def _raise_known_refusal(self, spec: GrammarSpec) -> None:
-        since, refused = self._refusals.get(spec, (0.0, None))
-        if refused is None:
-            return
-        if not refused.unread and time.monotonic() - since > REFUSAL_S:
-            del self._refusals[spec]
-            return
-        raise Refused(refused.reason, unread=refused.unread)
+    def _raise_known_refusal(self, key: bytes) -> None:
+        while self._refusals:
+            oldest, (since, _) = next(iter(self._refusals.items()))
+            if time.monotonic() - since <= REFUSAL_S:
+                break
+            del self._refusals[oldest]
+        if key in self._refusals:
+            refused = self._refusals[key][1]
+            raise Refused(refused.reason, unread=refused.unread)
 
 
 def _markers(tokenizer: ChatTokenizer, width: int) -> dict[str, int]:

@@ -61,6 +61,11 @@ class Demand(msgspec.Struct, frozen=True):
         """Whether a call must be made."""
         return self.choice.mode in ("required", "one")
 
+    @property
+    def field(self) -> str:
+        """Where the form was asked for, for messages."""
+        return "tools" if self.is_forced or self.structure is None else self.structure.field
+
 
 class Enforced(msgspec.Struct, frozen=True):
     """A grammar. family: how calls in the answer are to be read, None where the grammar has none."""
@@ -161,8 +166,7 @@ def _enforced(demand: Demand, answer: Format, called: tools.Forced | None) -> En
     try:
         text = msgspec.json.encode(tag).decode()
     except RecursionError as err:
-        field = "tools" if demand.structure is None else demand.structure.field
-        raise invalid(field, f"{field} is nested too deeply to be a schema") from err
+        raise invalid(demand.field, f"{demand.field} is nested too deeply to be a schema") from err
     spec = GrammarSpec(text)
     return Enforced(spec) if called is None else Enforced(spec, called.family, called.warnings)
 
