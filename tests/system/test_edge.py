@@ -6,12 +6,15 @@ import asyncio
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
 from tests.tools import sse
 from tests.tools.scripted_script import expected_text, make_scripted_model, read_events
 from tests.tools.served import chat_body, serve, until
+from tests.tools.tiny_fixture import TinyModels
 
 KEYS = '[server]\napi_keys = ["first-key", "second-key"]\nallowed_origins = ["https://app.example"]\n'
 
@@ -314,6 +317,38 @@ async def test_the_pool_view_has_every_contracted_field(tmp_path: Path, models: 
         assert set(pool["leases"]) == {"shared", "exclusive", "waiting"}
         assert pool["counters"] == {"loads": 1, "evictions": 0, "crashes": 0}
         assert pool["reserved_bytes"] == pool["workers"][0]["planned_bytes"] > 0
+
+
+UNENFORCED: Any = {
+    "type": "json_schema",
+    "json_schema": {"name": "f", "schema": {"type": "array", "uniqueItems": True}, "strict": False},
+}
+
+
+async def test_what_was_not_enforced_is_said_in_the_header_and_in_the_answer(
+    tmp_path: Path, tiny: TinyModels
+):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "t").symlink_to(tiny("llama"))
+    async with serve(tmp_path, models=tmp_path / "m") as served:
+        answer = await served.chat("t", response_format=UNENFORCED, max_tokens=2)
+        (warning,) = answer.body["warnings"]
+        assert "uniqueItems" in warning
+        assert answer.headers["warning"] == f'299 - "{warning}"'
+
+        client = openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key="none", _strict_response_validation=True
+        )
+        asked: Any = {"model": "t", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+        whole = await client.chat.completions.create(**asked, response_format=UNENFORCED)
+        assert (whole.model_extra or {})["warnings"] == [warning]
+        stream = await client.chat.completions.create(**asked, response_format=UNENFORCED, stream=True)
+        chunks = [chunk async for chunk in stream]
+        said = [chunk for chunk in chunks if "warnings" in (chunk.model_extra or {})]
+        assert said == chunks[-1:]
+        assert said[0].choices[0].finish_reason == "length"
+        assert (said[0].model_extra or {})["warnings"] == [warning]
+        assert "warnings" not in (await served.chat("t", max_tokens=2)).body
 
 
 # A stream that waits is opened after 10 s; nobody needs to wait that long to see it.
