@@ -35,6 +35,10 @@ _WINDOWED = "prose, SentencePiece"
 _PROSE = "The river froze early that year, and the boats stayed where they were until spring. "
 _CODE = "if (a < b && c[i] <= d) {\n    print(f\"<{x}>\\t{'{'}\")  # [1, 2]\n}\n"
 _STOPS = ("\n\nHuman:", "<|user|>", "```end", "END OF ANSWER")
+# As many and nearly as long as a request may have; each of them has nearly come all the time.
+_HOSTILE = "stops that nearly come"
+_NEARLY = "ab" * 500
+_HOSTILE_STOPS = (f"{_NEARLY}STOP", *(f"b{'ab' * (480 + place)}{place}" for place in range(15)))
 _TOOL = DeclaredTool("write", {"properties": {"content": {"type": "string"}, "items": {"type": "array"}}})
 
 
@@ -64,15 +68,16 @@ def answers(chars: int) -> dict[str, tuple[str, str]]:
             "gemma4",
             f'<|tool_call>call:write{{content:<|"|>{code}<|"|>}}<tool_call|>',
         ),
+        _HOSTILE: ("json_tools", _repeated(f"{_NEARLY}STO ", chars)),
         "a held block": ("pythonic", f"<|tool_call_start|>{code}"),
     }
 
 
-def measure(family: str, text: str, windowed: bool) -> float:
-    """Microseconds of processor time per token."""
+def measure(name: str, family: str, text: str) -> float:
+    """Microseconds of processor time per token of the answer of that name."""
     pieces = [text[at : at + _TOKEN_CHARS] for at in range(0, len(text), _TOKEN_CHARS)]
     detokeniser: Detokeniser
-    if windowed:
+    if name == _WINDOWED:
         tokenizer = sentencepiece(pieces)
         detokeniser = WindowDetokeniser(lambda ids: str(tokenizer.decode(list(ids))))
         ids = [tokenizer.token_to_id(piece.replace(" ", "▁")) for piece in pieces]
@@ -81,7 +86,8 @@ def measure(family: str, text: str, windowed: bool) -> float:
         detokeniser = ByteDetokeniser(known.__getitem__)
         ids = list(range(len(pieces)))
     model = ModelText(lambda: detokeniser, lambda _: None, lambda _: True, lambda _: _parse)
-    how = AnswerFormat(stops=_STOPS, reasoning="think", tools=family, declared=(_TOOL,))
+    stops = _HOSTILE_STOPS if name == _HOSTILE else _STOPS
+    how = AnswerFormat(stops=stops, reasoning="think", tools=family, declared=(_TOOL,))
     answer = model.answer(how)
     began_ns = time.thread_time_ns()
     for token in ids:
@@ -113,8 +119,7 @@ def main() -> int:
     for _ in range(args.rounds):
         for length in LENGTHS:
             for name, (family, text) in answers(length * _TOKEN_CHARS).items():
-                windowed = name == _WINDOWED
-                rows[name, length].samples.append(measure(family, text, windowed))
+                rows[name, length].samples.append(measure(name, family, text))
     medians = {key: row.settle().median or 0.0 for key, row in rows.items()}
     growth = {name: medians[name, LENGTHS[-1]] / medians[name, LENGTHS[0]] for name in answers(64)}
     report.figures = {f"growth of {name}": ratio for name, ratio in growth.items()}
