@@ -35,10 +35,9 @@ _WINDOWED = "prose, SentencePiece"
 _PROSE = "The river froze early that year, and the boats stayed where they were until spring. "
 _CODE = "if (a < b && c[i] <= d) {\n    print(f\"<{x}>\\t{'{'}\")  # [1, 2]\n}\n"
 _STOPS = ("\n\nHuman:", "<|user|>", "```end", "END OF ANSWER")
-# As many and nearly as long as a request may have; each of them has nearly come all the time.
+# As many and as long as a request may have; each of them has begun to come all the time.
 _HOSTILE = "stops that nearly come"
-_NEARLY = "ab" * 500
-_HOSTILE_STOPS = (f"{_NEARLY}STOP", *(f"b{'ab' * (480 + place)}{place}" for place in range(15)))
+_HOSTILE_STOPS = (*("a" * 40 + chr(ord("c") + place) * 984 for place in range(15)), "a" * 1023 + "b")
 _TOOL = DeclaredTool("write", {"properties": {"content": {"type": "string"}, "items": {"type": "array"}}})
 
 
@@ -68,7 +67,7 @@ def answers(chars: int) -> dict[str, tuple[str, str]]:
             "gemma4",
             f'<|tool_call>call:write{{content:<|"|>{code}<|"|>}}<tool_call|>',
         ),
-        _HOSTILE: ("json_tools", _repeated(f"{_NEARLY}STO ", chars)),
+        _HOSTILE: ("json_tools", "a" * chars),
         "a held block": ("pythonic", f"<|tool_call_start|>{code}"),
     }
 
