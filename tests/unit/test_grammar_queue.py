@@ -140,6 +140,31 @@ async def test_a_cancelled_grammar_that_goes_on_is_killed_within_its_moment(
     assert await asyncio.to_thread(process.wait, 10) is not None or not process.is_running()
 
 
+@pytest.mark.parametrize("leaves", [True, False], ids=["leave", "are too slow"])
+async def test_clients_that_keep_sending_slow_grammars_do_not_keep_another_from_being_done(
+    make: Make, leaves: bool
+) -> None:
+    queue = make(4, compile_s=0.6, leave_s=0.05)
+
+    async def pester() -> None:
+        while True:
+            slow = queue.enter("hang")
+            if leaves:
+                await wait_until(lambda entry=slow: entry.timer is not None)
+                queue.leave(slow)
+            await asyncio.wait({slow.result})
+
+    pests = [asyncio.ensure_future(pester()) for _ in range(3)]
+    await asyncio.sleep(0)
+    honest = queue.enter("apart")
+    try:
+        async with asyncio.timeout(15):
+            assert await honest.result == "apart"
+    finally:
+        for pest in pests:
+            pest.cancel()
+
+
 async def test_an_idle_process_gives_its_memory_back_and_the_next_grammar_has_another(make: Make) -> None:
     queue = make(1, idle_s=0.05)
     assert await queue.enter("done").result == "done"

@@ -4,7 +4,9 @@ Owned by the event loop. At most `slots` grammars compile at once, more wait in 
 request is refused at once. A grammar that takes too long costs its process: it is refused, and those that
 compiled beside it are handed to the next process. When a process dies by itself its grammars are tried once
 more, one at a time, so that the one that killed it takes no other with it. A grammar whose last request has
-left gives its place back at once, and its process is killed unless it is done within a moment.
+left gives its place back at once, and its process is killed unless it is done within a moment. One that was
+interrupted twice for others' sake has a process to itself: clients that keep sending slow grammars can't keep
+an honest one from ever being done.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from mlxpool.worker.grammar.runtime import plain_reason
 
 # What a client is told to wait: most grammars take milliseconds.
 _RETRY_AFTER_S = 5
+
+# After so many times that others had its process killed, a grammar compiles alone.
+_INTERRUPTIONS = 2
 
 
 class Refused(Exception):
@@ -61,6 +66,7 @@ class Entry:
         result.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.is_alone = False
         self.crashes = 0
+        self.interruptions = 0
         self.timer: asyncio.TimerHandle | None = None
 
     def stop_timer(self) -> None:
@@ -171,8 +177,11 @@ class CompileQueue:
             self._arm(self._limits.idle_s, self._drop_helper)
 
     def _may_run(self, entry: Entry) -> bool:
-        if entry.is_alone or any(other.is_alone for other in self._running.values()):
-            return not self._running
+        if entry.is_alone:
+            # Also what compiles on for nobody may cost the process.
+            return not self._running and not self._left
+        if any(other.is_alone for other in self._running.values()):
+            return False
         return len(self._running) < self._slots
 
     def _send(self, entry: Entry) -> None:
@@ -212,6 +221,9 @@ class CompileQueue:
                 if entry.crashes > 1:
                     self._refuse(entry, Refused("it breaks the grammar compiler"))
                     continue
+            else:
+                entry.interruptions += 1
+                entry.is_alone = entry.is_alone or entry.interruptions >= _INTERRUPTIONS
             self._waiting.appendleft(entry)
 
     def _refuse(self, entry: Entry, refused: Refused) -> None:
