@@ -68,7 +68,7 @@ def answers(chars: int) -> dict[str, tuple[str, str]]:
             f'<|tool_call>call:write{{content:<|"|>{code}<|"|>}}<tool_call|>',
         ),
         _HOSTILE: ("json_tools", "a" * chars),
-        "a held block": ("pythonic", f"<|tool_call_start|>{code}"),
+        "a held block": ("pythonic", f"<|tool_call_start|>[write(content='{code}"),
     }
 
 

@@ -27,11 +27,12 @@ from mlxpool.worker.text.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from mlxpool.worker.text.format import AnswerFormat
+from mlxpool.worker.text.format import AnswerFormat, DeclaredTool
 from mlxpool.worker.text.marks import Marks
 from mlxpool.worker.text.model import ModelText
 from mlxpool.worker.text.reasoning import REASONING_FAMILIES
 from mlxpool.worker.text.tools.families import TOOL_FAMILIES, TOOL_FAMILY_NAMES, family_tokens
+from mlxpool.worker.text.tools.machine import UNNAMED_CHARS
 from tests.tools.answers import (
     Case,
     Recording,
@@ -290,6 +291,35 @@ def test_an_opener_that_never_closes_is_held_for_a_bounded_length(family: str, f
         assert came - said <= answer.bound_chars
     said += sum(len(texts_of(event)) for event in answer.flush())
     assert said == came
+
+
+@pytest.mark.parametrize("family", sorted(_ENDLESS))
+def test_prose_behind_an_opener_is_waited_for_no_longer_than_a_few_seconds(family: str) -> None:
+    recording = recordings()[family]
+    marks = special_marks()
+    pieces = [marks.form(_ENDLESS[family]), *["lorem ipsum, "] * 1000]
+    answer = machine(pieces, recording.answer_format(recording.cases[0]), marks)
+    worst = 0
+    for token in range(len(pieces)):
+        answer.push(token)
+        worst = max(worst, answer.held_chars)
+    # With a name that nobody declared, or none, a thousand tokens at most.
+    assert worst <= UNNAMED_CHARS + 300
+
+
+@pytest.mark.parametrize(
+    ("family", "before"),
+    [
+        ("json_tools", '<tool_call>{"name": "any", "arguments": "'),
+        ("pythonic", '<|tool_call_start|>[any(x="'),
+    ],
+)
+def test_long_arguments_are_waited_for_once_a_declared_name_is_known(family: str, before: str) -> None:
+    how = AnswerFormat(tools=family, declared=(DeclaredTool("any", {}),))
+    long = "lorem ipsum " * 2000
+    closer = '"}' if family == "json_tools" else '")]<|tool_call_end|>'
+    inner = json.dumps(json.dumps({"x": long}))[1:-1] if family == "json_tools" else long
+    assert seen(run([before, *split(inner, [9000]), closer], how)) == [["call", "any", {"x": long}]]
 
 
 def test_the_families_that_need_a_parser_say_so() -> None:

@@ -14,7 +14,7 @@ from mlxpool.worker.text.find import Finder
 from mlxpool.worker.text.marks import Marks
 from mlxpool.worker.text.tools.feed import Broken, Reading
 from mlxpool.worker.text.tools.json_calls import call_whole
-from mlxpool.worker.text.tools.machine import Reader, ToolMachine
+from mlxpool.worker.text.tools.machine import HEADER_CHARS, Reader, ToolMachine
 
 # A block at this bound takes the slowest parser in use (Python calls) 0.15 s at worst.
 BLOCK_CHARS = 32 * 1024
@@ -24,11 +24,18 @@ Parse = Callable[[str, list[dict[str, Any]]], Any]
 
 
 def block_reader(marks: Marks, parse: Parse, closer: str) -> Reader:
-    """Collects up to `closer`."""
+    """Collects a list of Python calls up to `closer`, once its first one is of a declared function."""
     end = Finder((marks.form(closer),))
+    name_end = Finder(("(", *end.strings))
 
     def read(machine: ToolMachine, _opener: str) -> Reading[None]:
-        text, _ = yield from machine.feed.until(end, BLOCK_CHARS)
+        name, what = yield from machine.feed.until(name_end, HEADER_CHARS)
+        if what != "(":
+            raise Broken
+        machine.parameters(name.rpartition("[")[2].strip())
+        machine.named()
+        rest, _ = yield from machine.feed.until(end, BLOCK_CHARS)
+        text = f"{name}({rest}"
         tools = [
             {"type": "function", "function": {"name": tool.name, "parameters": tool.parameters}}
             for tool in machine.tools.values()

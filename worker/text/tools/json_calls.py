@@ -1,8 +1,8 @@
 """Calls written as JSON objects: {"name": …, "arguments": {…}}, one, several, or a list.
 
-The arguments stream once the name is known. Where they come first, or as a string, or under another name that
-models use, the object is read whole. Behind the arguments' last brace the call is complete, whatever the
-model forgets to close: a brace too many or too few ends nothing but the markup.
+The arguments stream once the name is known. Where they come first, or as a string, or inside of another
+object, the object is read whole. Behind the arguments' last brace the call is complete, whatever the model
+forgets to close: a brace too many or too few ends nothing but the markup.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def _read_call(machine: ToolMachine, announced: bool, ids: str | None) -> Readin
         fields[key] = json.loads(writer.take())
         if key in _NAMES and isinstance(fields[key], str):
             machine.parameters(fields[key])
+            machine.named()
     feed.at += 1
     call_whole(machine, fields, ids)
 

@@ -27,9 +27,13 @@ from mlxpool.worker.text.tools.arguments import JsonWriter, without_surrogates
 from mlxpool.worker.text.tools.feed import BLANKS_CHARS, Broken, Ended, Feed, Reading
 from mlxpool.worker.text.tools.schema import coerce, types_of
 
-# Characters that are kept before a call begins, or while a value is read that has to be seen whole. A file in
-# one argument that does not stream fits; an opener that never closes costs a reader this much delay.
+# Characters that are kept while a value is read that has to be seen whole, of a call whose name is known. A
+# file in one argument that does not stream fits.
 HELD_CHARS = 64 * 1024
+
+# Characters that are kept while nothing but an opener says that a call comes: when prose follows instead, a
+# reader waits for so much of it. Arguments that are written before the name fit, unless they are long.
+UNNAMED_CHARS = 4096
 
 # Characters between an opener and the call's name, the name included.
 HEADER_CHARS = 256
@@ -51,7 +55,7 @@ class ToolMachine:
         new_id: Callable[[], str],
         bare: bool = False,
     ) -> None:
-        self.feed = Feed(HELD_CHARS)
+        self.feed = Feed(UNNAMED_CHARS)
         self.marks = marks
         self.tools = {tool.name: tool for tool in declared}
         self._openers = Finder(openers)
@@ -121,6 +125,7 @@ class ToolMachine:
             yield from call
         except Broken:
             self._recover()
+        self.feed.limit = UNNAMED_CHARS
         self.feed.mark = None
         self._resume = 0
 
@@ -207,9 +212,14 @@ class ToolMachine:
         self._out.append(ToolCallStart(self._index, call_id, name))
         self._writer = self.writer()
         self._failed = False
+        self.named()
         self.feed.mark = None
         self._resume = 0
         return self._writer
+
+    def named(self) -> None:
+        """The name that was read is a declared function's: what follows is worth waiting for."""
+        self.feed.limit = HELD_CHARS
 
     @property
     def arguments(self) -> JsonWriter:
@@ -242,6 +252,7 @@ class ToolMachine:
     def another(self, behind: int = 0) -> None:
         """Another call of the same block begins here, `behind` characters back; what turns out to be none is
         text from there on."""
+        self.feed.limit = UNNAMED_CHARS
         self.feed.mark = self.feed.at - behind
         self._resume = behind
 
