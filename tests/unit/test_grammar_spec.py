@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +20,7 @@ from mlxpool.worker.grammar.assertions import InvalidSchema
 from mlxpool.worker.grammar.formats import BLANKS_HIGH, Format, reasoning_of
 from mlxpool.worker.grammar.pattern import unsupported
 from mlxpool.worker.grammar.schema import read
-from mlxpool.worker.grammar.spec import Demand, Enforced, Instructed, decide, give_up, invalid_text
+from mlxpool.worker.grammar.spec import Decision, Demand, Enforced, Instructed, decide, give_up, invalid_text
 from mlxpool.worker.text.reasoning import REASONING_FAMILIES
 from tests.unit.grammar_world import EOS_ID, MARKERS, UNNAMED_ID, takes
 
@@ -40,6 +43,13 @@ def refusal(demand: Demand) -> ApiError:
     with pytest.raises(ApiError) as caught:
         decide(demand)
     return caught.value
+
+
+def answer_to(ask: Callable[[], Decision | None]) -> Decision | ApiError | None:
+    try:
+        return ask()
+    except ApiError as err:
+        return err
 
 
 def test_an_answer_without_a_form_has_no_grammar() -> None:
@@ -274,7 +284,103 @@ def test_a_schema_as_deep_as_json_goes_is_read_without_recursion() -> None:
     assert (err.code, err.param) == ("invalid_request", "response_format")
 
 
+def test_a_long_name_above_many_places_is_held_once_and_cut_in_messages() -> None:
+    name = "n" * 1_000_000
+    inner = {f"p{place}": {"type": "string", "not": {}} for place in range(2000)}
+    schema = {"properties": {name: {"properties": inner}}}
+    tracemalloc.start()
+    try:
+        reading = read(schema)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 20_000_000
+    found = str(reading.unenforced[-1])
+    assert found == f"not at /properties/{'n' * 80}…/properties/p0"
+    err = refusal(
+        Demand(schema_of({"properties": {name: {name * 2: {"type": "int"}}}, name: 1}, strict=True))
+    )
+    assert len(err.message) < 1000
+    with pytest.raises(InvalidSchema) as caught:
+        read({"properties": {name: {"type": "int"}}})
+    assert len(str(caught.value)) < 1000
+
+
+MANY = [f"name {place}" for place in range(20_000)]
+WIDE: dict[str, Any] = {
+    "oneOf of objects that require the same": {
+        "oneOf": [{"type": "object", "required": MANY}, {"type": "object", "required": MANY[::-1]}]
+    },
+    "required beside what may not be there": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": dict.fromkeys(MANY, False),
+        "required": ["z" + name for name in MANY],
+    },
+    "oneOf of references to the same": {
+        "oneOf": [{"$ref": "#/$defs/x"}] * 5000,
+        "$defs": {"x": {"enum": MANY}},
+    },
+    "many oneOfs of references": {
+        "anyOf": [{"oneOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}]}] * 2000,
+        "$defs": {"x": {"enum": MANY}, "y": {"enum": MANY[::-1]}},
+    },
+    "more schemas than anybody's": {"anyOf": [{"type": "object"}] * 60_000},
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_wide_schema_is_read_in_a_moment(name: str) -> None:
+    began_s = time.thread_time()
+    assert read(WIDE[name]).unenforced
+    # Pair by pair it would take minutes.
+    assert time.thread_time() - began_s < 3
+
+
+def test_a_schema_too_wide_to_be_read_is_asked_for_in_words_or_refused_with_the_reason() -> None:
+    wide = WIDE["more schemas than anybody's"]
+    assert [str(found) for found in read(wide).unenforced] == ["more than 50000 schemas"]
+    assert (
+        "can't be enforced: the schema uses more than 50000 schemas"
+        in refusal(Demand(schema_of(wide, strict=True))).message
+    )
+
+
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        Structure("regex", "guided_regex", f"a{{{DIGITS}}}"),
+        Structure("regex", "guided_regex", f"a{{0,{DIGITS}}}"),
+        schema_of({"pattern": f"a{{{DIGITS}}}"}),
+        schema_of({"anyOf": [{"$ref": f"#/anyOf/{DIGITS}"}]}),
+        schema_of({"type": "integer", "minimum": 10**400}),
+        schema_of({"type": "number", "exclusiveMaximum": -(10**400)}),
+        schema_of({"type": "integer", "multipleOf": 10**400}),
+        schema_of({"maxLength": 10**400}),
+        schema_of({"oneOf": [{"const": 10**400}, {"const": 10**401}]}),
+        schema_of({"oneOf": [{"type": "object", "required": [[1]]}, {"type": "object", "required": [[1]]}]}),
+    ],
+    ids=str,
+)
+def test_numbers_too_large_for_python_are_answered_like_others(structure: Structure) -> None:
+    answer = answer_to(lambda: decide(Demand(structure)))
+    if isinstance(answer, ApiError):
+        assert (answer.status, answer.param) == (400, structure.field)
+    else:
+        assert isinstance(answer, Instructed)
+    assert len(answer.message if isinstance(answer, ApiError) else answer.warning) < 1000
+
+
+def test_leading_zeros_of_a_count_count_nothing() -> None:
+    assert unsupported("a{" + "0" * 5000 + "3}") is None
+    assert unsupported("a{3," + "0" * 5000 + "2}") is not None
+
+
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
+SCALARS |= st.sampled_from([10**400, -(10**30), 2**63])
 SCALARS |= st.floats(allow_nan=False, allow_infinity=False)
 WORDS = st.sampled_from(sorted({*keywords.SHAPES, *keywords.FAMILY_OF, "const"}))
 JSON = st.recursive(
@@ -292,3 +398,35 @@ def test_whatever_is_sent_as_a_schema_is_read_or_refused(schema: Any) -> None:
     except InvalidSchema:
         return
     json.dumps(reading.schema)
+
+
+def answered(demand: Demand) -> None:
+    """Whatever is decided, it is a decision or a 400."""
+    answer = answer_to(lambda: decide(demand))
+    assert answer is not None
+    if not isinstance(answer, ApiError):
+        answer = answer_to(lambda: give_up(demand, "no reason"))
+    assert not isinstance(answer, ApiError) or answer.status == 400
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON, st.booleans())
+def test_whatever_is_sent_as_a_schema_is_decided_or_refused(schema: Any, strict: bool) -> None:
+    answered(Demand(schema_of(schema, strict)))
+    if isinstance(schema, dict):
+        tool = Tool("f", schema, {}, strict=strict)
+        for family in ("json_tools", "qwen3_coder"):
+            answered(Demand(tools=(tool,), choice=ToolChoice("required"), family=family))
+
+
+PIECES = st.sampled_from([*'abdDwWsSnrtfv0xukpBcQ^$|()[]{}*+?\\.,:<>=!-"19', "9" * 5000, "{9", "é", "\0"])
+TEXTS = st.one_of(st.text(min_size=1), st.lists(PIECES, min_size=1).map("".join))
+
+
+@settings(max_examples=500, deadline=None)
+@given(TEXTS)
+def test_whatever_is_sent_as_an_expression_or_a_grammar_is_decided_or_refused(text: str) -> None:
+    answered(Demand(Structure("regex", "guided_regex", text)))
+    answered(Demand(Structure("grammar", "guided_grammar", text)))
+    answered(Demand(Structure("choice", "guided_choice", (text,))))
+    answered(Demand(schema_of({"pattern": text, "patternProperties": {text: {}}, "$defs": {text: True}})))

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlxpool.shared.api.read import quoted
 from mlxpool.worker.grammar import keywords, pattern
+from mlxpool.worker.grammar.place import Place
 
 # Told of a keyword that would not be enforced, and why.
 Report = Callable[[str, str], None]
@@ -17,7 +18,7 @@ class InvalidSchema(ValueError):
     """It is no JSON schema; the message says where and what would be."""
 
 
-def string(given: dict[str, Any], pointer: str, report: Report) -> dict[str, Any]:
+def string(given: dict[str, Any], place: Place, report: Report) -> dict[str, Any]:
     """The assertions about texts, as the compiler takes them. Raises InvalidSchema for what is no pattern."""
     out: dict[str, Any] = {}
     lengths = [word for word in ("minLength", "maxLength") if word in given]
@@ -25,8 +26,7 @@ def string(given: dict[str, Any], pointer: str, report: Report) -> dict[str, Any
         fault = pattern.unsupported(given["pattern"], in_json=True)
         if fault is not None and fault.invalid:
             raise InvalidSchema(
-                f"pattern{pointer and f' at {pointer}'} is no regular expression: {fault.what} in "
-                f"{quoted(given['pattern'])}"
+                f"pattern{place.at} is no regular expression: {fault.what} in {quoted(given['pattern'])}"
             )
         if fault is None:
             out["pattern"] = pattern.whole(given["pattern"])
@@ -53,7 +53,7 @@ def number(given: dict[str, Any], report: Report, *, is_integer: bool) -> dict[s
         if word not in given:
             continue
         bound = given[word]
-        if not math.isfinite(bound) or abs(bound) >= high:
+        if abs(bound) >= high:
             report(word, "a bound larger than its numbers")
             continue
         if is_integer and bound != int(bound):

@@ -6,6 +6,7 @@ are objects that all require one property whose few values differ (a discriminat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,20 +25,27 @@ def types_of_value(value: Any) -> set[str]:
     return {"array"} if isinstance(value, list) else {"object"}
 
 
-def are_disjoint(schemas: list[Any]) -> bool:
-    """Whether a value fits at most one of the schemas, as far as can be told; True is a proof."""
+def are_disjoint(schemas: list[Any], spend: Callable[[int], None]) -> bool:
+    """Whether a value fits at most one of the schemas, as far as can be told; True is a proof.
+
+    spend: told how many values and names are about to be looked at; may raise to stop that.
+    """
     if not all(isinstance(schema, dict) for schema in schemas):
         return False
-    types = [_types(schema) for schema in schemas]
+    if len({id(schema) for schema in schemas}) < len(schemas):
+        # One that is referred to twice.
+        return False
+    types = [_types(schema, spend) for schema in schemas]
     if all(types) and sum(map(len, types)) == len(set().union(*types)):
         return True
-    return any(_differ(schemas, name) for name in _required_by_all(schemas))
+    return any(_differ(schemas, name, spend) for name in _required_by_all(schemas, spend))
 
 
-def _types(schema: dict[str, Any]) -> set[str]:
+def _types(schema: dict[str, Any], spend: Callable[[int], None]) -> set[str]:
     """The types that a schema admits, number for integer too; empty where it doesn't say."""
     values = _values(schema)
     if values is not None:
+        spend(len(values))
         names = set().union(*(types_of_value(value) for value in values))
     else:
         given = schema.get("type", [])
@@ -54,24 +62,28 @@ def _values(schema: Any) -> list[Any] | None:
     return values if isinstance(values, list) and values else None
 
 
-def _required_by_all(schemas: list[Any]) -> list[str]:
+def _required_by_all(schemas: list[Any], spend: Callable[[int], None]) -> list[str]:
     """Names of properties that every schema requires and describes; only objects fit such a schema."""
     if not all(schema.get("type") == "object" for schema in schemas):
         return []
     listed = [schema.get("required") for schema in schemas]
     if not all(isinstance(names, list) for names in listed):
         return []
-    first, *others = listed
-    return [name for name in first or () if all(name in names for names in others if names is not None)]
+    spend(sum(len(names or ()) for names in listed))
+    # What is no text in there is told of where that schema is read.
+    first, *others = ([name for name in names or () if isinstance(name, str)] for names in listed)
+    common = set(first).intersection(*others)
+    return [name for name in dict.fromkeys(first) if name in common]
 
 
-def _differ(schemas: list[Any], name: str) -> bool:
+def _differ(schemas: list[Any], name: str, spend: Callable[[int], None]) -> bool:
     seen: set[bytes] = set()
     for schema in schemas:
         properties = schema.get("properties")
         values = _values(properties.get(name)) if isinstance(properties, dict) else None
         if values is None:
             return False
+        spend(len(values))
         # As text: 1 and true are equal in Python, and lists have no hash.
         texts = {msgspec.json.encode(value) for value in values}
         if texts & seen:

@@ -126,7 +126,10 @@ def is_schema(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool):
+        return False
+    # A whole number may be larger than a float can tell.
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _is_count(value: Any) -> bool:

@@ -13,6 +13,8 @@ import re
 
 import msgspec
 
+from mlxpool.shared.text import cut
+
 # Letters that may follow a backslash: classes, and characters that a JSON string can't hold unescaped.
 _CLASS_LETTERS = frozenset("dDwWsS")
 _CONTROL_LETTERS = frozenset("nrtfv0")
@@ -152,12 +154,12 @@ class _Reader:
             count = _COUNT.match(self._pattern, self._place)
             if count is None:
                 raise _Fault("a { that begins no count (write \\{ for the character)")
-            low = int(count[1])
-            high = int(count[3]) if count[3] else low
+            low = _number(count[1])
+            high = _number(count[3]) if count[3] else low
             if high < low:
-                raise _Fault(f"a count that goes down ({count[0]})", invalid=True)
+                raise _Fault(f"a count that goes down ({cut(count[0])})", invalid=True)
             if high > _COUNT_HIGH:
-                raise _Fault(f"a count above {_COUNT_HIGH} ({count[0]})")
+                raise _Fault(f"a count above {_COUNT_HIGH} ({cut(count[0])})")
             self._place = count.end()
         else:
             self._place += 1
@@ -219,6 +221,12 @@ class _Reader:
                 if not negated:
                     self._literal(letter)
                 self._place += 1
+
+
+def _number(digits: str) -> int:
+    """A count, no larger than one that is too large; int() reads no more than some thousand digits."""
+    significant = digits.lstrip("0")
+    return int(significant or "0") if len(significant) < 10 else 10**9
 
 
 def _read(pattern: str, in_json: bool) -> _Reader | Unsupported:

@@ -13,31 +13,47 @@ and bounded numbers no exponent.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 
 from mlxpool.shared.api.read import quoted
+from mlxpool.shared.text import cut
 from mlxpool.worker.grammar import assertions, keywords, pattern
 from mlxpool.worker.grammar.assertions import InvalidSchema
 from mlxpool.worker.grammar.disjoint import are_disjoint, types_of_value
+from mlxpool.worker.grammar.place import Place
 
 # Names of the gathered definitions; no client's name can be in their way.
 _DEFINITION = "d"
 
+# A place in a list, as a pointer writes it; int() reads no more than some thousand digits.
+_INDEX = re.compile("[0-9]{1,9}")
+
+
+# More schemas than any in use, and few enough to be read in a second under Python's lock.
+SCHEMAS_HIGH = 50_000
+
+# Values and names that are compared for all proofs of oneOf together; references let few bytes ask for many.
+_COMPARED_HIGH = 200_000
+
 
 class Finding(msgspec.Struct, frozen=True):
-    """A keyword that would not be enforced. pointer: JSON pointer to the schema that holds it. why: where the
-    keyword alone doesn't say it."""
+    """A keyword that would not be enforced. place: the schema that holds it. why: where the keyword alone
+    doesn't say it."""
 
-    pointer: str
+    place: Place
     keyword: str
     why: str = ""
 
+    @property
+    def pointer(self) -> str:
+        return str(self.place)
+
     def __str__(self) -> str:
-        place = f" at {self.pointer}" if self.pointer else ""
-        return f"{self.keyword}{place}{f' ({self.why})' if self.why else ''}"
+        return f"{cut(self.keyword)}{self.place.at}{f' ({self.why})' if self.why else ''}"
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -47,40 +63,41 @@ class Reading(msgspec.Struct, frozen=True):
     unenforced: tuple[Finding, ...]
 
 
-def unenforced(schema: Any) -> list[Finding]:
-    """What of a schema would not be enforced. Raises InvalidSchema."""
-    return list(read(schema).unenforced)
+class _TooMuchError(Exception):
+    """More of something than is looked at; the message says of what."""
 
 
 def read(schema: Any) -> Reading:
-    """The schema in the compiler's terms. Raises InvalidSchema."""
+    """The schema in the compiler's terms; one that is too large to be looked at counts as unenforced whole.
+    Raises InvalidSchema."""
     if not keywords.is_schema(schema):
         raise InvalidSchema(f"a schema is an object, true or false, not {quoted(schema)}")
-    return _Walk(schema).run()
-
-
-def _token(name: str) -> str:
-    return "/" + name.replace("~", "~0").replace("/", "~1")
+    try:
+        return _Walk(schema).run()
+    except _TooMuchError as err:
+        return Reading({}, (Finding(Place(), str(err)),))
 
 
 class _Walk:
-    """One reading. Owns the worklist, the findings and the gathered definitions."""
+    """One reading. Owns the worklist, the findings, the gathered definitions, and the count of its work."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._found: list[Finding] = []
-        # Places still to be written: (container, key, schema, pointer).
-        self._todo: list[tuple[Any, Any, Any, str]] = []
+        # Schemas still to be written: (container, key, schema, place).
+        self._todo: list[tuple[Any, Any, Any, Place]] = []
+        self._schemas = 0
+        self._compared = 0
         self._definitions: dict[str, Any] = {}
         self._definition_of: dict[str, str] = {}
 
     def run(self) -> Reading:
         out: dict[str, Any] = {}
-        self._todo.append((out, "root", self._root, ""))
+        self._todo.append((out, "root", self._root, Place()))
         while self._todo:
-            container, key, schema, pointer = self._todo.pop()
+            container, key, schema, place = self._todo.pop()
             if isinstance(schema, dict):
-                container[key] = self._write(schema, pointer)
+                container[key] = self._write(schema, place)
             else:
                 # The compiler takes no `true` in lists.
                 container[key] = {} if schema and isinstance(container, list) else schema
@@ -91,36 +108,43 @@ class _Walk:
             root = {}
         return Reading(root, tuple(self._found))
 
-    def _report(self, pointer: str, keyword: str, why: str = "") -> None:
-        self._found.append(Finding(pointer, keyword, why))
+    def _report(self, place: Place, keyword: str, why: str = "") -> None:
+        self._found.append(Finding(place, keyword, why))
 
-    def _later(self, container: Any, key: Any, schema: Any, pointer: str) -> Any:
-        """A place for a schema that is written when its turn comes."""
-        self._todo.append((container, key, schema, pointer))
+    def _later(self, container: Any, key: Any, schema: Any, place: Place) -> Any:
+        """Room for a schema that is written when its turn comes."""
+        self._schemas += 1
+        if self._schemas > SCHEMAS_HIGH:
+            raise _TooMuchError(f"more than {SCHEMAS_HIGH} schemas")
+        self._todo.append((container, key, schema, place))
         return None
 
-    def _named(self, schemas: dict[str, Any], pointer: str) -> dict[str, Any]:
+    def _compare(self, count: int) -> None:
+        self._compared += count
+        if self._compared > _COMPARED_HIGH:
+            raise _TooMuchError(f"oneOf of more than {_COMPARED_HIGH} values to compare")
+
+    def _named(self, schemas: dict[str, Any], place: Place) -> dict[str, Any]:
         # In their order, which is the order that the grammar asks for.
         out: dict[str, Any] = dict.fromkeys(schemas)
         for name, schema in schemas.items():
-            self._later(out, name, schema, pointer + _token(name))
+            self._later(out, name, schema, place.under(name))
         return out
 
-    def _listed(self, schemas: list[Any], pointer: str) -> list[Any]:
+    def _listed(self, schemas: list[Any], place: Place) -> list[Any]:
         out: list[Any] = [None] * len(schemas)
-        for place, schema in enumerate(schemas):
-            self._later(out, place, schema, f"{pointer}/{place}")
+        for index, schema in enumerate(schemas):
+            self._later(out, index, schema, place.under(str(index)))
         return out
 
-    def _check(self, schema: dict[str, Any], pointer: str) -> None:
+    def _check(self, schema: dict[str, Any], place: Place) -> None:
         for keyword, value in schema.items():
             shape = keywords.SHAPES.get(keyword)
             if shape is not None and not shape[0](value):
-                place = f" at {pointer}" if pointer else ""
-                raise InvalidSchema(f"{keyword}{place} must be {shape[1]}, not {quoted(value)}")
+                raise InvalidSchema(f"{keyword}{place.at} must be {shape[1]}, not {quoted(value)}")
 
-    def _write(self, schema: dict[str, Any], pointer: str) -> dict[str, Any]:
-        self._check(schema, pointer)
+    def _write(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
+        self._check(schema, place)
         asserted = {}
         for keyword, value in schema.items():
             if keywords.is_annotation(keyword) or keywords.says_nothing(keyword, value):
@@ -132,15 +156,15 @@ class _Walk:
             if known:
                 asserted[keyword] = value
             else:
-                self._report(pointer, keyword)
+                self._report(place, keyword)
         if len(asserted.get("allOf", ())) > 1:
-            self._report(pointer, "allOf", "of several schemas")
+            self._report(place, "allOf", "of several schemas")
             del asserted["allOf"]
         decider = next((word for word in keywords.DECIDERS if word in asserted), None)
         if decider is None:
-            return self._typed(asserted, pointer)
+            return self._typed(asserted, place)
         if decider in ("const", "enum"):
-            return self._values(asserted, pointer)
+            return self._values(asserted, place)
         rest = [word for word in asserted if word != decider]
         if decider in ("anyOf", "oneOf") and "type" in rest:
             pushed = _with_type(asserted[decider], asserted["type"])
@@ -149,40 +173,42 @@ class _Walk:
                 rest.remove("type")
         if decider != "$ref" and any(word in rest for word in ("properties", "items")):
             # What says more stays.
-            self._report(pointer, decider, f"beside {', '.join(rest)}")
+            self._report(place, decider, f"beside {', '.join(rest)}")
             return self._typed(
-                {word: asserted[word] for word in rest if word not in keywords.DECIDERS}, pointer
+                {word: asserted[word] for word in rest if word not in keywords.DECIDERS}, place
             )
         for word in rest:
-            self._report(pointer, word, f"beside {decider}")
+            self._report(place, word, f"beside {decider}")
         if decider == "$ref":
-            return {"$ref": self._reference(asserted["$ref"], pointer)}
+            return {"$ref": self._reference(asserted["$ref"], place)}
         if decider == "allOf":
-            return {"allOf": self._listed(asserted["allOf"], pointer + "/allOf")}
+            return {"allOf": self._listed(asserted["allOf"], place.under("allOf"))}
         branches = asserted[decider]
-        if decider == "oneOf" and not are_disjoint([self._seen_through(branch) for branch in branches]):
-            self._report(pointer, "oneOf", "of schemas that one value may fit together")
+        if decider == "oneOf" and not are_disjoint(
+            [self._seen_through(branch) for branch in branches], self._compare
+        ):
+            self._report(place, "oneOf", "of schemas that one value may fit together")
         possible = [branch for branch in branches if branch is not False]
         if not possible:
-            self._report(pointer, decider, "of nothing but false")
+            self._report(place, decider, "of nothing but false")
             return {}
-        return {"anyOf": self._listed(possible, f"{pointer}/{decider}")}
+        return {"anyOf": self._listed(possible, place.under(decider))}
 
     # References
 
-    def _reference(self, ref: str, pointer: str) -> str:
+    def _reference(self, ref: str, place: Place) -> str:
         known = self._definition_of.get(ref)
         if known is None:
-            target = self._resolve(ref, pointer)
+            target = self._resolve(ref, place)
             if target is None:
-                self._report(pointer, "$ref", "to another document or an anchor")
+                self._report(place, "$ref", "to another document or an anchor")
                 target = True
             known = self._definition_of[ref] = f"{_DEFINITION}{len(self._definitions)}"
             self._definitions[known] = None
-            self._later(self._definitions, known, target, unquote(ref[1:]))
+            self._later(self._definitions, known, target, Place(cut(unquote(ref[1:]))))
         return f"#/$defs/{known}"
 
-    def _resolve(self, ref: str, pointer: str) -> Any:
+    def _resolve(self, ref: str, place: Place) -> Any:
         """The schema that a reference names, None where it lies outside of this document's pointers."""
         if ref not in ("#", "") and not ref.startswith("#/"):
             return None
@@ -191,23 +217,23 @@ class _Walk:
             name = token.replace("~1", "/").replace("~0", "~")
             if isinstance(found, dict) and name in found:
                 found = found[name]
-            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            elif isinstance(found, list) and _INDEX.fullmatch(name) and int(name) < len(found):
                 found = found[int(name)]
             else:
-                raise InvalidSchema(f"$ref{pointer and f' at {pointer}'}: {quoted(ref)} names nothing here")
+                raise InvalidSchema(f"$ref{place.at}: {quoted(ref)} names nothing here")
         if not keywords.is_schema(found):
-            raise InvalidSchema(f"$ref{pointer and f' at {pointer}'}: {quoted(ref)} names no schema")
+            raise InvalidSchema(f"$ref{place.at}: {quoted(ref)} names no schema")
         return found
 
     def _seen_through(self, schema: Any) -> Any:
         """A branch, or what it refers to."""
         if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
-            return self._resolve(schema["$ref"], "")
+            return self._resolve(schema["$ref"], Place())
         return schema
 
     # Values
 
-    def _values(self, asserted: dict[str, Any], pointer: str) -> dict[str, Any]:
+    def _values(self, asserted: dict[str, Any], place: Place) -> dict[str, Any]:
         decider = "const" if "const" in asserted else "enum"
         values = [asserted["const"]] if decider == "const" else asserted["enum"]
         for word in asserted:
@@ -219,15 +245,15 @@ class _Walk:
                 if fitting:
                     values = fitting
                     continue
-            self._report(pointer, word, f"beside {decider}")
+            self._report(place, word, f"beside {decider}")
         if any(isinstance(value, int) and abs(value) > keywords.INTEGER_HIGH for value in values):
-            self._report(pointer, decider, "with a number of more than 64 bits")
+            self._report(place, decider, "with a number of more than 64 bits")
             return {}
         return {"enum": list(values)}
 
     # Types and what they assert
 
-    def _typed(self, asserted: dict[str, Any], pointer: str) -> dict[str, Any]:
+    def _typed(self, asserted: dict[str, Any], place: Place) -> dict[str, Any]:
         if "type" in asserted:
             names = _names(asserted["type"])
         else:
@@ -244,64 +270,63 @@ class _Walk:
         }
 
         def report(keyword: str, why: str) -> None:
-            self._report(pointer, keyword, why)
+            self._report(place, keyword, why)
 
         if "string" in names:
-            out.update(assertions.string(own["string"], pointer, report))
+            out.update(assertions.string(own["string"], place, report))
         if names & {"number", "integer"}:
             out.update(assertions.number(own["number"], report, is_integer="number" not in names))
         if "array" in names:
-            self._array(out, own["array"], pointer)
+            self._array(out, own["array"], place)
         if "object" in names:
-            self._object(out, own["object"], pointer)
+            self._object(out, own["object"], place)
         return out
 
-    def _array(self, out: dict[str, Any], given: dict[str, Any], pointer: str) -> None:
+    def _array(self, out: dict[str, Any], given: dict[str, Any], place: Place) -> None:
         out.update({word: int(given[word]) for word in ("minItems", "maxItems") if word in given})
         first = given.get("prefixItems", [])
         if "maxItems" in out:
             first = first[: out["maxItems"]]
         if False in [item for item in first if isinstance(item, bool)]:
-            self._report(pointer, "prefixItems", "with false")
+            self._report(place, "prefixItems", "with false")
             first = []
         if first:
-            out["prefixItems"] = self._listed(first, pointer + "/prefixItems")
+            out["prefixItems"] = self._listed(first, place.under("prefixItems"))
         items = given.get("items", True)
         if isinstance(items, list):
-            self._report(pointer, "items", "as a list; prefixItems works")
+            self._report(place, "items", "as a list; prefixItems works")
             items = True
-        out["items"] = self._later(out, "items", items, pointer + "/items")
+        out["items"] = self._later(out, "items", items, place.under("items"))
 
-    def _object(self, out: dict[str, Any], given: dict[str, Any], pointer: str) -> None:
+    def _object(self, out: dict[str, Any], given: dict[str, Any], place: Place) -> None:
         declared: dict[str, Any] = dict(given.get("properties", {}))
         required = list(dict.fromkeys(given.get("required", [])))
         others = given.get("additionalProperties", True)
-        names = self._names_schema(given, declared, required, pointer)
-        by_pattern = self._by_pattern(given, declared, required, pointer)
-        absent = [name for name, schema in declared.items() if schema is False]
+        names = self._names_schema(given, declared, required, place)
+        by_pattern = self._by_pattern(given, declared, required, place)
+        absent = dict.fromkeys(name for name, schema in declared.items() if schema is False).keys()
         if absent:
-            if others is not False or any(name in required for name in absent):
-                self._report(pointer, "properties", f"with false for {quoted(absent[0])}")
+            if others is not False or not absent.isdisjoint(required):
+                self._report(place, "properties", f"with false for {quoted(next(iter(absent)))}")
             declared = {name: schema for name, schema in declared.items() if schema is not False}
             required = [name for name in required if name not in absent]
         undeclared = [name for name in required if name not in declared]
         if undeclared and (others is False or "propertyNames" in given):
-            self._report(pointer, "required", f"for {quoted(undeclared[0])}, which may not be there")
+            self._report(place, "required", f"for {quoted(undeclared[0])}, which may not be there")
             required = [name for name in required if name in declared]
         elif undeclared:
             declared.update(dict.fromkeys(undeclared, others))
         if declared:
-            out["properties"] = self._named(declared, pointer + "/properties")
+            out["properties"] = self._named(declared, place.under("properties"))
         if required:
             out["required"] = required
         if by_pattern is not None:
             key, schema = by_pattern
-            place = pointer + "/patternProperties"
-            out["patternProperties"] = self._named({key: schema}, place)
+            out["patternProperties"] = self._named({key: schema}, place.under("patternProperties"))
             out["additionalProperties"] = False
         else:
             out["additionalProperties"] = self._later(
-                out, "additionalProperties", others, pointer + "/additionalProperties"
+                out, "additionalProperties", others, place.under("additionalProperties")
             )
         if names is not None:
             out["propertyNames"] = names
@@ -309,14 +334,14 @@ class _Walk:
         if low > len(required):
             # The same name twice is one property, and the grammar counts two.
             if others is not False or by_pattern is not None:
-                self._report(pointer, "minProperties", "without additionalProperties: false")
+                self._report(place, "minProperties", "without additionalProperties: false")
             else:
                 out["minProperties"] = low
         if "maxProperties" in given:
             out["maxProperties"] = int(given["maxProperties"])
 
     def _by_pattern(
-        self, given: dict[str, Any], declared: dict[str, Any], required: list[str], pointer: str
+        self, given: dict[str, Any], declared: dict[str, Any], required: list[str], place: Place
     ) -> tuple[str, Any] | None:
         """The one pattern of patternProperties that is enforced, in the compiler's terms, and its schema."""
         patterns = given.get("patternProperties")
@@ -326,8 +351,7 @@ class _Walk:
         fault = pattern.unsupported(key, in_json=True)
         if fault is not None and fault.invalid:
             raise InvalidSchema(
-                f"patternProperties{pointer and f' at {pointer}'}: {quoted(key)} is no regular expression: "
-                f"{fault.what}"
+                f"patternProperties{place.at}: {quoted(key)} is no regular expression: {fault.what}"
             )
         if len(patterns) > 1 or declared or required or "propertyNames" in given:
             why = "of several patterns, or beside properties, required or propertyNames"
@@ -339,19 +363,19 @@ class _Walk:
             why = "with false"
         else:
             return pattern.whole(key), schema
-        self._report(pointer, "patternProperties", why)
+        self._report(place, "patternProperties", why)
         return None
 
     def _names_schema(
-        self, given: dict[str, Any], declared: dict[str, Any], required: list[str], pointer: str
+        self, given: dict[str, Any], declared: dict[str, Any], required: list[str], place: Place
     ) -> dict[str, Any] | None:
         """A propertyNames schema in the compiler's terms, None where there is none or it isn't enforced."""
         names = given.get("propertyNames", True)
         if names is True or names == {}:
             return None
-        place = pointer + "/propertyNames"
+        inside = place.under("propertyNames")
         if isinstance(names, dict):
-            self._check(names, place)
+            self._check(names, inside)
         if declared or required or given.get("additionalProperties") is False:
             why = "beside properties, required or additionalProperties: false"
         elif names is False or any(word in names for word in ("$ref", "anyOf", "oneOf", "allOf")):
@@ -359,8 +383,8 @@ class _Walk:
         elif "string" not in _names(names.get("type", "string")):
             why = "of another type than string"
         else:
-            return self._write({**names, "type": "string"}, place)
-        self._report(pointer, "propertyNames", why)
+            return self._write({**names, "type": "string"}, inside)
+        self._report(place, "propertyNames", why)
         return None
 
 
