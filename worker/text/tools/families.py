@@ -24,15 +24,13 @@ _Make = Callable[[Marks, Parse | None], Reader]
 
 class ToolFamily(msgspec.Struct, frozen=True):
     """name: mlx-lm's where it has one. openers: what begins a call. tokens: what may be a special token in
-    the markers. reader: makes the reader for a vocabulary. streams: whether arguments are sent as they come.
-    needs_parser: whether mlx-lm's parser of that name has to be handed in. bare: calls may begin the answer
-    without an opener."""
+    the markers. reader: makes the reader for a vocabulary. needs_parser: whether mlx-lm's parser of that name
+    has to be handed in. bare: calls may begin the answer without an opener."""
 
     name: str
     openers: tuple[str, ...]
     reader: _Make
     tokens: tuple[str, ...] = ()
-    streams: bool = True
     needs_parser: bool = False
     bare: bool = False
 
@@ -140,7 +138,6 @@ TOOL_FAMILIES = {
             ("<|tool_call_start|>",),
             _block("<|tool_call_end|>"),
             ("<|tool_call_start|>", "<|tool_call_end|>"),
-            streams=False,
             needs_parser=True,
         ),
     )

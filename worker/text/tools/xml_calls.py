@@ -43,7 +43,7 @@ class XmlReader:
 
     def __init__(self, dialect: Dialect, marks: Marks) -> None:
         self._dialect = dialect
-        self._opener, self._closer = (marks.form(tag) for tag in dialect.outer or ("", ""))
+        self._closer = marks.form(dialect.outer[1]) if dialect.outer is not None else ""
         self._function, self._function_end = (marks.form(tag) for tag in dialect.function)
         self._parameter, self._parameter_end = (marks.form(tag) for tag in dialect.parameter)
         self._value_end = Finder((self._parameter_end,))
