@@ -149,7 +149,7 @@ need declared `tools`.
 
 _FORMS = """## The form of an answer
 
-The first of these that is there decides; the others are checked too.
+The first of these that is there decides; of the others the types are checked.
 
 1. `guided_grammar`
 2. `response_format` of type `json_schema`, with `{{"name", "description", "schema", "strict"}}` in

@@ -76,6 +76,7 @@ def _shaped(told: WorkerStats) -> dict[str, object]:
             "cache_bytes": told.cache_bytes,
         },
         "prefill_chunk": told.prefill_chunk,
+        "open_grammars": told.open_grammars,
         "backend": told.backend,
         "dtype": told.dtype,
     }

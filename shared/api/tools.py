@@ -30,7 +30,6 @@ class Tool(msgspec.Struct, frozen=True):
     name: str
     parameters: dict[str, Any]
     written: dict[str, Any]
-    description: str = ""
     strict: bool = False
 
 
@@ -83,12 +82,12 @@ def declared(where: str, function: Mapping[str, Any]) -> Tool:
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
         raise read.invalid(f"{where}.name", f"{where}.name must be {_NAME_RULE}, not {read.quoted(name)}")
     read.only(where, function, _FUNCTION_FIELDS)
+    read.string(f"{where}.description", function.get("description"))
     parameters = _parameters(f"{where}.parameters", function.get("parameters"))
     return Tool(
         name,
         parameters,
         {**function, "parameters": parameters},
-        read.string(f"{where}.description", function.get("description")) or "",
         read.boolean(f"{where}.strict", function.get("strict"), default=False),
     )
 
@@ -96,7 +95,7 @@ def declared(where: str, function: Mapping[str, Any]) -> Tool:
 def _parameters(where: str, value: object) -> dict[str, Any]:
     """A schema of an object: what arguments are; without a word, of one that holds nothing."""
     if value is None or value == {}:
-        return {"type": "object", "properties": {}}
+        return {"type": "object", "properties": {}, "additionalProperties": False}
     schema = read.mapping(where, value, '{"type": "object", "properties": {}}')
     if schema.get("type", "object") != "object":
         raise read.invalid(

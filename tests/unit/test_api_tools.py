@@ -10,7 +10,7 @@ from mlxpool.shared.api.tools import Tool, ToolChoice, read_choice, read_tools
 from mlxpool.shared.errors import ApiError
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
-NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def function(**fields: object) -> dict[str, object]:
@@ -23,7 +23,7 @@ TOOLS = read_tools("tools", [function(), function(name="g")])
 def test_a_tool_keeps_what_the_client_wrote_for_the_template() -> None:
     written = function(name="mcp__files.read:v2-x", description="reads", parameters=SCHEMA, strict=True)
     (tool,) = read_tools("tools", [written])
-    assert tool == Tool("mcp__files.read:v2-x", SCHEMA, written, "reads", strict=True)
+    assert tool == Tool("mcp__files.read:v2-x", SCHEMA, written, strict=True)
     assert list(tool.written["function"]) == ["name", "description", "parameters", "strict"]
 
 

@@ -224,3 +224,36 @@ async def test_tools_and_a_form_that_cannot_be_enforced_are_both_told(opened: Op
     assert shown.count("<|im_start|>system") == 1
     assert "You may call functions" in shown
     assert "conforms to this JSON schema" in shown
+
+
+async def test_a_form_asked_for_in_words_that_leaves_no_room_is_named_and_not_the_messages(
+    opened: Open,
+) -> None:
+    asker = await opened()
+    names = {f"property number {number}": {"uniqueItems": True} for number in range(120)}
+    schema = {"type": "object", "properties": names}
+    with pytest.raises(ApiError) as caught:
+        await asker.ask(
+            response_format={"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
+        )
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "response_format")
+    assert "uniqueItems" in caught.value.message
+
+
+async def test_a_function_without_parameters_is_forced_to_take_none(opened: Open) -> None:
+    asker = await opened()
+    tool = {"type": "function", "function": {"name": "stop"}}
+    held = (await asker.ask(tools=[tool], tool_choice="required", reasoning_effort="none")).held
+    assert held.compiled is not None
+    constraint = held.compiled.constraint()
+    for byte in b'<tool_call>\n{"name": "stop", "arguments": {':
+        assert constraint.accept(asker.tokenizer.encode(chr(byte))[0])
+    assert not constraint.accept(asker.tokenizer.encode('"')[0])
+    constraint.release()
+
+
+async def test_a_form_without_a_place_for_reasoning_is_all_answer(opened: Open) -> None:
+    asker = await opened()
+    off = await asker.ask(reasoning_effort="none", guided_choice=["<think>a</think>b"])
+    assert off.plans[0].format.reasoning is None
+    assert (await asker.ask(guided_choice=["a"])).plans[0].format.reasoning == "think"

@@ -148,7 +148,9 @@ class ChatPreparer:
         # Where the template took the switch the block is closed before the answer begins.
         switched_off = decided.enabled is False and bool(decided.variables.keys() & set(thinking.SWITCHES))
         demand = None
-        if request.structure is not None or request.tool_choice.mode in ("required", "one"):
+        forced = request.tool_choice.mode in ("required", "one")
+        # Strictness that no grammar takes up is answered with a warning.
+        if request.structure is not None or forced or any(tool.strict for tool in tools):
             demand = Demand(
                 structure=request.structure,
                 tools=tools,
@@ -170,8 +172,22 @@ class ChatPreparer:
         answer_format = asked.format
         if held.family is not None:
             answer_format = msgspec.structs.replace(answer_format, tools=held.family)
+        if held.compiled is not None and asked.demand is not None and asked.demand.reasoning is None:
+            # A form that leaves no place for reasoning is all answer, whatever it looks like.
+            answer_format = msgspec.structs.replace(answer_format, reasoning=None)
         prompt = Prompt(tuple(self._tokenizer.encode(text)), answer_format, asked.reasons)
-        plans = make_plans(asked.request, prompt, self._base, self._vocabulary)
+        try:
+            plans = make_plans(asked.request, prompt, self._base, self._vocabulary)
+        except ApiError as refusal:
+            structure = asked.request.structure
+            if held.instruction is None or structure is None:
+                raise
+            raise error(
+                refusal.code,
+                f"{structure.field} could not be enforced ({'; '.join(held.warnings)}), and asked for in "
+                f"words it leaves no room: {refusal.message}",
+                param=structure.field,
+            ) from refusal
         return Prepared(asked.request, plans, held)
 
     def _rendered(self, messages: list[dict[str, Any]], told: str, variables: dict[str, Any]) -> str:
