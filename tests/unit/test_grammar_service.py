@@ -209,7 +209,7 @@ def test_a_schema_too_deep_and_an_enum_too_long_are_words_in_time_and_hurt_no_ot
     tokenizer: ChatTokenizer,
 ) -> None:
     # The bytes of this vocabulary compile faster than a real one's tokens: deeper makes up for it.
-    slow = [schema(nested(450)), schema({"enum": [f"value number {place}" for place in range(60_000)]})]
+    slow = [schema(nested(450)), schema({"enum": [f"value number {place}" for place in range(45_000)]})]
 
     async def use(service: GrammarService) -> None:
         await service.hold(schema({"const": "ready"}))
@@ -218,9 +218,14 @@ def test_a_schema_too_deep_and_an_enum_too_long_are_words_in_time_and_hurt_no_ot
         waits = [asyncio.ensure_future(service.hold(demand)) for demand in slow]
         held = await service.hold(schema(SCHEMA))
         assert held.compiled is not None
-        for held in await asyncio.gather(*waits):
-            assert held.compiled is None
-            assert held.warnings == ("grammar not enforced: it takes more than 1 s to compile",)
+        deep, long = await asyncio.gather(*waits, return_exceptions=True)
+        assert isinstance(deep, Held)
+        assert deep.compiled is None
+        assert deep.warnings == ("grammar not enforced: it takes more than 1 s to compile",)
+        # Too long for words.
+        assert isinstance(long, ApiError)
+        assert (long.status, long.param) == (400, "response_format")
+        assert "it takes more than 1 s to compile" in long.message
         with pytest.raises(ApiError) as caught:
             await service.hold(schema(nested(450), strict=True))
         assert caught.value.code == "unsupported_schema"
@@ -357,6 +362,18 @@ async def test_constraints_of_a_client_that_left_while_they_were_made_are_releas
     assert opened.count == 0
 
 
+async def test_strictness_that_no_grammar_takes_up_is_a_warning_and_nothing_is_compiled(
+    tokenizer: ChatTokenizer,
+) -> None:
+    service = GrammarService(tokenizer, WIDTH, 4, command=("/nonexistent/python",))
+    strict = Demand(tools=(Tool("f", SCHEMA, {}), Tool("g", SCHEMA, {}, strict=True)), family="json_tools")
+    assert await service.hold(strict) == Held(
+        warnings=("grammar not enforced: strict of tools[1], whose calls no tool_choice forces",)
+    )
+    assert (service.preparing, service.helper_pid) == (0, None)
+    await service.close()
+
+
 async def test_a_refusal_is_forgotten_after_a_while_and_holds_no_text(
     tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,9 +403,8 @@ def test_a_grammar_that_is_too_much_to_begin_costs_the_worker_nothing(tokenizer:
     async def use(service: GrammarService) -> None:
         await service.hold(schema({"const": "ready"}))
         before = psutil.Process().memory_info().rss
-        held = await service.hold(Demand(Structure("grammar", "guided_grammar", chain(10_000))))
-        assert held.compiled is None
-        assert held.warnings[0].startswith("grammar not enforced: following it takes")
+        with pytest.raises(ApiError, match="guided_grammar can't be enforced: following it takes"):
+            await service.hold(Demand(Structure("grammar", "guided_grammar", chain(10_000))))
         assert psutil.Process().memory_info().rss - before < 100_000_000
 
     with_service(tokenizer, use)
@@ -397,8 +413,10 @@ def test_a_grammar_that_is_too_much_to_begin_costs_the_worker_nothing(tokenizer:
 def test_a_grammar_that_takes_all_memory_breaks_the_compiler_alone(tokenizer: ChatTokenizer) -> None:
     async def use(service: GrammarService) -> None:
         beside = asyncio.ensure_future(service.hold(schema(SCHEMA)))
-        held = await service.hold(Demand(Structure("grammar", "guided_grammar", chain(20_000))))
-        assert held.warnings == ("grammar not enforced: it breaks the grammar compiler",)
+        with pytest.raises(
+            ApiError, match="guided_grammar can't be enforced: it breaks the grammar compiler"
+        ):
+            await service.hold(Demand(Structure("grammar", "guided_grammar", chain(20_000))))
         assert (await beside).compiled is not None
 
     with_service(tokenizer, use, command=(*COMMAND, "--addresses-bytes", str(512 * 1024**2)))

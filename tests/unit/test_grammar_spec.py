@@ -20,7 +20,18 @@ from mlxpool.worker.grammar.assertions import InvalidSchema
 from mlxpool.worker.grammar.formats import BLANKS_HIGH, Format, reasoning_of
 from mlxpool.worker.grammar.pattern import unsupported
 from mlxpool.worker.grammar.schema import read
-from mlxpool.worker.grammar.spec import Decision, Demand, Enforced, Instructed, decide, give_up, invalid_text
+from mlxpool.worker.grammar.spec import (
+    INSTRUCTION_LIMIT_CHARS,
+    TEXT_LIMIT_BYTES,
+    Decision,
+    Demand,
+    Enforced,
+    Instructed,
+    decide,
+    give_up,
+    invalid_text,
+    unheld,
+)
 from mlxpool.worker.text.reasoning import REASONING_FAMILIES
 from tests.unit.grammar_world import EOS_ID, MARKERS, UNNAMED_ID, takes
 
@@ -306,6 +317,56 @@ def test_a_long_name_above_many_places_is_held_once_and_cut_in_messages() -> Non
     assert len(str(caught.value)) < 1000
 
 
+LONG = "x" * (TEXT_LIMIT_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("demand", "field"),
+    [
+        (Demand(Structure("grammar", "guided_grammar", f'root ::= "{LONG}"')), "guided_grammar"),
+        (Demand(Structure("regex", "structured_outputs", LONG)), "structured_outputs"),
+        (Demand(schema_of({"const": LONG})), "response_format"),
+        (Demand(Structure("choice", "guided_choice", (LONG[:700_000], "y" * 700_000))), "guided_choice"),
+        (Demand(tools=(Tool("f", {"title": LONG}, {}),), choice=ToolChoice("required")), "tools"),
+        (
+            Demand(schema_of(SCHEMA), tools=(Tool("f", {"title": LONG}, {}),), family="json_tools"),
+            "tools",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_form_too_long_to_look_into_is_refused_with_the_limit(demand: Demand, field: str) -> None:
+    err = refusal(demand)
+    assert (err.code, err.param) == ("invalid_request", field)
+    assert err.message.startswith(f"{field} has ")
+    assert f"at most {TEXT_LIMIT_BYTES} work" in err.message
+
+
+def test_a_form_too_long_for_words_is_refused_with_why_it_was_not_enforced() -> None:
+    fits = {**UNIQUE, "title": "t" * (INSTRUCTION_LIMIT_CHARS - 200)}
+    assert isinstance(decide(Demand(schema_of(fits))), Instructed)
+    err = refusal(Demand(schema_of({**UNIQUE, "title": "t" * INSTRUCTION_LIMIT_CHARS})))
+    assert (err.code, err.param) == ("unsupported_schema", "response_format")
+    assert err.message.startswith("response_format can't be enforced: the schema uses uniqueItems; nor asked")
+    assert f"{INSTRUCTION_LIMIT_CHARS} are allowed" in err.message
+
+
+def test_what_is_strict_and_taken_up_by_no_grammar_is_warned_of() -> None:
+    tools = tuple(Tool(f"f{place}", SCHEMA, {}, strict=place != 1) for place in range(6))
+    assert unheld(Demand(tools=tools)) == (
+        "grammar not enforced: strict of tools[0], tools[2], tools[3] and 2 more, whose calls no tool_choice "
+        "forces",
+    )
+    assert unheld(Demand(tools=tools[1:2])) == ()
+    assert unheld(Demand(tools=tools, choice=ToolChoice("required"))) == ()
+    assert unheld(Demand(tools=tools, choice=ToolChoice("none"))) == ()
+    # Beside a form that is enforced, calls are too.
+    assert unheld(Demand(schema_of(SCHEMA), tools=tools)) == ()
+    assert len(unheld(Demand(schema_of(SCHEMA), tools=tools), instructed=True)) == 1
+    forced = Demand(schema_of(SCHEMA, strict=True), tools=tools, choice=ToolChoice("required"))
+    assert unheld(forced) == ("grammar not enforced: response_format beside a call that must be made",)
+
+
 MANY = [f"name {place}" for place in range(20_000)]
 WIDE: dict[str, Any] = {
     "oneOf of objects that require the same": {
@@ -325,7 +386,7 @@ WIDE: dict[str, Any] = {
         "anyOf": [{"oneOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}]}] * 2000,
         "$defs": {"x": {"enum": MANY}, "y": {"enum": MANY[::-1]}},
     },
-    "more schemas than anybody's": {"anyOf": [{"type": "object"}] * 60_000},
+    "more schemas than anybody's": {"anyOf": [{}] * 60_000},
 }
 
 

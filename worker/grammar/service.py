@@ -34,6 +34,7 @@ from mlxpool.worker.grammar.spec import (
     decide,
     give_up,
     invalid_text,
+    unheld,
 )
 from mlxpool.worker.text.reasoning import REASONING_FAMILIES
 from mlxpool.worker.text.tools.families import family_tokens
@@ -179,7 +180,7 @@ class GrammarService:
         Raises ApiError: 400 for what can't be enforced and had to be, 429 when too many grammars wait.
         """
         if demand.structure is None and not demand.is_forced:
-            return Held()
+            return Held(warnings=unheld(demand))
         run = asyncio.get_running_loop().run_in_executor
         # Schemas come in megabytes.
         decision = await run(self._forms, decide, demand)
@@ -201,12 +202,14 @@ class GrammarService:
                     param="tool_choice",
                 ) from refused
         if isinstance(decision, Instructed):
-            return Held(None, None, decision.instruction, (decision.warning,))
+            unheld_too = unheld(demand, instructed=True)
+            return Held(None, None, decision.instruction, (decision.warning, *unheld_too))
         return Held()
 
     async def _held(self, demand: Demand, decision: Enforced) -> Held:
         compiled = await self.compile(decision.spec)
-        return Held(compiled, decision.family, None, decision.warnings, demand.field)
+        warnings = (*decision.warnings, *unheld(demand))
+        return Held(compiled, decision.family, None, warnings, demand.field)
 
     async def compile(self, spec: GrammarSpec) -> Compiled:
         """The compiled grammar. Raises Refused with the reason, ApiError 429 when too many wait.

@@ -4,8 +4,9 @@ An answer's form is `structure`, or a call that must be made, or either of them 
 `decide` gives a grammar to compile, or says that the form can only be asked for in words: then the
 instruction goes into a system message and the answer carries a warning. What the client has to know before
 anything runs is an ApiError 400: a text that is no schema, regular expression or grammar at all
-(invalid_request: an instruction can't mend it), and a form that was asked for with `strict: true` and can't
-be enforced (unsupported_schema, naming what).
+(invalid_request: an instruction can't mend it) or too large to be read, and a form that was asked for with
+`strict: true`, or is too long to be asked for in words, and can't be enforced (unsupported_schema, naming
+what).
 """
 
 from __future__ import annotations
@@ -27,6 +28,15 @@ from mlxpool.worker.grammar.schema import read
 
 # A reason is quoted in a header: the compiler's own can be pages.
 _REASON_CHARS = 300
+
+# Tools that a warning names.
+_NAMED = 3
+
+# Of a form's text. The longest that are sent have some hundred kilobytes; compiled they take ten times that.
+TEXT_LIMIT_BYTES = 1024 * 1024
+
+# The instruction goes into the prompt, of which the client knows nothing: about 10,000 tokens.
+INSTRUCTION_LIMIT_CHARS = 32 * 1024
 
 _INSTRUCTIONS = {
     "json_schema": "Answer with one JSON value that conforms to this JSON schema, and nothing else:\n",
@@ -91,12 +101,9 @@ def decide(demand: Demand, *, loose: bool = False) -> Decision | None:
     loose: forced calls take any object, see `give_up`. Raises ApiError 400.
     """
     structure = demand.structure
+    _check_size(demand)
     if demand.is_forced:
-        wanted = [
-            (place, tool)
-            for place, tool in enumerate(demand.tools)
-            if demand.choice.mode == "required" or tool.name == demand.choice.name
-        ]
+        wanted = _wanted(demand)
         forced = tools.calls(
             wanted,
             demand.family,
@@ -120,6 +127,68 @@ def decide(demand: Demand, *, loose: bool = False) -> Decision | None:
         list(enumerate(demand.tools)), demand.family, parallel=demand.parallel, markers=demand.markers
     )
     return _enforced(demand, formats.either(answer, may.format), may)
+
+
+def _wanted(demand: Demand) -> list[tuple[int, Tool]]:
+    """The tools that a forced call may call, with their places in the request."""
+    return [
+        (place, tool)
+        for place, tool in enumerate(demand.tools)
+        if demand.choice.mode == "required" or tool.name == demand.choice.name
+    ]
+
+
+def _check_size(demand: Demand) -> None:
+    """Raises ApiError 400 where the text that a grammar would be made of is too long to look into."""
+    if demand.is_forced:
+        sizes = sum(_size(tool.parameters) for _, tool in _wanted(demand))
+    elif demand.structure is None:
+        return
+    else:
+        sizes = _size(demand.structure.value)
+        if sizes <= TEXT_LIMIT_BYTES and demand.tools and demand.choice.mode != "none":
+            tools_size = sum(_size(tool.parameters) for tool in demand.tools)
+            if tools_size > TEXT_LIMIT_BYTES:
+                raise _too_large("tools", tools_size)
+    if sizes > TEXT_LIMIT_BYTES:
+        raise _too_large(demand.field, sizes)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value.encode())
+    try:
+        return len(msgspec.json.encode(value))
+    except RecursionError:
+        # Told of where its grammar is written out.
+        return 0
+
+
+def _too_large(field: str, size_bytes: int) -> ApiError:
+    return invalid(
+        field,
+        f"{field} has {size_bytes} bytes of form to hold an answer to; at most {TEXT_LIMIT_BYTES} work",
+    )
+
+
+def unheld(demand: Demand, *, instructed: bool = False) -> tuple[str, ...]:
+    """Warnings of what the request is strict about and no grammar takes up, whatever becomes of the others.
+
+    instructed: the answer's form is only asked for in words, and calls with it.
+    """
+    structure = demand.structure
+    if demand.is_forced:
+        if structure is None or not structure.strict:
+            return ()
+        return (f"grammar not enforced: {structure.field} beside a call that must be made",)
+    if structure is not None and not instructed:
+        return ()
+    strict = [place for place, tool in enumerate(demand.tools) if tool.strict]
+    if not strict or demand.choice.mode == "none":
+        return ()
+    named = ", ".join(f"tools[{place}]" for place in strict[:_NAMED])
+    more = f" and {len(strict) - _NAMED} more" if len(strict) > _NAMED else ""
+    return (f"grammar not enforced: strict of {named}{more}, whose calls no tool_choice forces",)
 
 
 def give_up(demand: Demand, reason: str) -> Decision:
@@ -182,7 +251,15 @@ def _not_enforced(structure: Structure, why: str) -> Instructed:
         )
     value: Any = structure.value
     text = "" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return Instructed(_INSTRUCTIONS[structure.kind] + text, f"grammar not enforced: {why}")
+    instruction = _INSTRUCTIONS[structure.kind] + text
+    if len(instruction) > INSTRUCTION_LIMIT_CHARS:
+        raise error(
+            "unsupported_schema",
+            f"{field} can't be enforced: {why}; nor asked for in words: that takes {len(instruction)} "
+            f"characters of prompt, and {INSTRUCTION_LIMIT_CHARS} are allowed; make it simpler",
+            param=field,
+        )
+    return Instructed(instruction, f"grammar not enforced: {why}")
 
 
 def _answer(structure: Structure) -> tuple[Format | None, str]:
