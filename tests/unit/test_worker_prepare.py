@@ -166,6 +166,21 @@ async def test_a_forced_call_has_a_grammar_and_the_family_that_reads_it(opened: 
     assert (await asker.ask(tools=[TOOL], tool_choice=one)).plans[0].format.one_call
 
 
+async def test_a_strict_function_that_may_be_called_is_a_warning_and_asks_for_no_grammar(
+    opened: Open,
+) -> None:
+    asker = await opened()
+    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    prepared = await asker.ask(tools=[TOOL | {"function": {**TOOL["function"], "name": "b"}}, strict])
+    assert prepared.held.warnings == (
+        "grammar not enforced: strict of tools[1], whose calls no tool_choice forces",
+    )
+    assert prepared.held.compiled is None
+    assert asker.grammars.helper_pid is None
+    assert prepared.plans[0].format.tools == "json_tools"
+    assert (await asker.ask(tools=[strict], tool_choice="none")).held.warnings == ()
+
+
 async def test_a_form_that_cannot_be_enforced_is_asked_for_in_words(opened: Open) -> None:
     asker = await opened()
     schema = {"type": "array", "uniqueItems": True}
