@@ -45,7 +45,7 @@ BODY_LIMIT_BYTES = 64 * 1024 * 1024
 # Clients and proxies give up on a silent stream after 15 s and more.
 KEEP_ALIVE_S = 10.0
 
-# A whole answer of more events is put together off the loop: a token with 20 log-probabilities takes 24 us.
+# More events than these are put together off the loop: a token with 20 log-probabilities takes 24 us.
 LOOP_EVENTS = 256
 
 # Clients' header lines are limited to 8 KB and more.
@@ -239,9 +239,12 @@ async def _whole(
         running -= sum(isinstance(event, Finish) for _, event in arrived)
         if any(isinstance(event, Failure) for _, event in arrived):
             break
-    long = len(said) > LOOP_EVENTS
-    body = await asyncio.to_thread(answer.whole, said) if long else answer.whole(said)
+    body = await _put_together(answer.whole, said)
     return web.Response(body=body, content_type="application/json", headers=headers)
+
+
+async def _put_together(write: Callable[[list[chat.Said]], bytes], said: list[chat.Said]) -> bytes:
+    return await asyncio.to_thread(write, said) if len(said) > LOOP_EVENTS else write(said)
 
 
 async def _streamed(
@@ -263,7 +266,7 @@ async def _streamed(
     while not answer.ended:
         said = await mailbox.take(KEEP_ALIVE_S)
         log.note(said)
-        data = answer.write(said) if said else answer.keep_alive()
+        data = await _put_together(answer.write, said) if said else answer.keep_alive()
         if data:
             await response.write(data)
     await response.write_eof()

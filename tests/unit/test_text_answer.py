@@ -131,6 +131,10 @@ TYPED = DeclaredTool(
         ("qwen3_coder", "<tool_call><function=any>", {}),
         ("gemma4", "<|tool_call>call:any{n:12", {"n": 12}),
         ("mistral", '[TOOL_CALLS]any[ARGS]{"n": 1, "s": "x', {"n": 1, "s": "x"}),
+        ("json_tools", '<tool_call>{"arguments": {"n": "1"}, "name": "any"', {"n": 1}),
+        ("json_tools", '<tool_call>{"function": {"name": "any", "arguments": "{}"}', {}),
+        ("pythonic", "<|tool_call_start|>[any(n=1)]", {"n": 1}),
+        ("pythonic", "<|tool_call_start|>[any(n=1)]<|tool_call_e", {"n": 1}),
     ],
 )
 def test_a_call_that_the_model_leaves_open_is_closed_and_counts(
@@ -143,9 +147,17 @@ def test_a_call_that_the_model_leaves_open_is_closed_and_counts(
     assert answer.called
 
 
-def test_what_is_no_call_yet_stays_text_when_the_model_ends() -> None:
-    text = '<tool_call>{"name": "any", "argu'
-    answer = machine([text], tools())
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("json_tools", '<tool_call>{"name": "any", "argu'),
+        ("json_tools", '<tool_call>{"name": "any"'),
+        ("json_tools", '<tool_call>{"arguments": {"n": 1}'),
+        ("pythonic", "<|tool_call_start|>[any(n=1"),
+    ],
+)
+def test_what_is_no_call_yet_stays_text_when_the_model_ends(family: str, text: str) -> None:
+    answer = machine([text], AnswerFormat(tools=family, declared=(ANY,)))
     assert merged([*answer.push(0), *answer.flush()]) == [Text(text)]
     assert not answer.called
 

@@ -111,10 +111,11 @@ def test_a_call_that_the_model_leaves_open_is_closed_at_every_point(
             pushed = answer.push(0)
             closed = calls_of([*pushed, *answer.flush()])
             cut = calls_of(run([text[:end]], how, marks, cut=True))
-            assert [name for name, _, _ in closed] == [name for name, _, _ in cut]
-            for (_, arguments, ended), (_, beginning, _) in zip(closed, cut, strict=True):
-                assert ended
+            assert [name for name, _, _ in cut] == [name for name, _, _ in closed[: len(cut)]]
+            for (_, arguments, _), (_, beginning, _) in zip(closed, cut, strict=False):
                 assert arguments.startswith(beginning)
+            for _, arguments, ended in closed:
+                assert ended
                 assert isinstance(json.loads(arguments), dict)
             assert answer.called == bool(closed)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlxpool.worker.text.find import Finder
 from mlxpool.worker.text.marks import Marks
-from mlxpool.worker.text.tools.feed import Broken, Reading
+from mlxpool.worker.text.tools.feed import Broken, Ended, Reading
 from mlxpool.worker.text.tools.json_calls import call_whole
 from mlxpool.worker.text.tools.machine import HEADER_CHARS, Reader, ToolMachine
 
@@ -34,7 +34,13 @@ def block_reader(marks: Marks, parse: Parse, closer: str) -> Reader:
             raise Broken
         machine.parameters(name.rpartition("[")[2].strip())
         machine.named()
-        rest, _ = yield from machine.feed.until(end, BLOCK_CHARS)
+        try:
+            rest, _ = yield from machine.feed.until(end, BLOCK_CHARS)
+        except Ended:
+            if not machine.feed.finished:
+                raise
+            rest = machine.feed.rest(end)
+            machine.feed.at = len(machine.feed.text)
         text = f"{name}({rest}"
         tools = [
             {"type": "function", "function": {"name": tool.name, "parameters": tool.parameters}}

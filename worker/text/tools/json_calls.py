@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-from mlxpool.worker.text.tools.feed import BLANKS, Broken, Reading
+from mlxpool.worker.text.tools.feed import BLANKS, Broken, Ended, Reading
 from mlxpool.worker.text.tools.json_value import read_name, read_object, read_value
 from mlxpool.worker.text.tools.machine import ToolMachine
 
@@ -48,7 +48,17 @@ def _read_call(machine: ToolMachine, announced: bool, ids: str | None) -> Readin
     feed = machine.feed
     feed.at += 1
     fields: dict[str, Any] = {}
-    while (char := (yield from feed.solid())) != "}":
+    while True:
+        try:
+            char = yield from feed.solid()
+        except Ended:
+            # With name and arguments the brace is all that the model left out.
+            if not (feed.finished and any(key in _function_in(fields) for key in _ARGUMENTS)):
+                raise
+            call_whole(machine, fields, ids)
+            return
+        if char == "}":
+            break
         if char == ",":
             feed.at += 1
             continue
@@ -80,6 +90,11 @@ def _name_in(fields: dict[str, Any]) -> str | None:
     return next((fields[key] for key in _NAMES if isinstance(fields.get(key), str)), None)
 
 
+def _function_in(fields: dict[str, Any]) -> dict[str, Any]:
+    """Where name and arguments are: in the object itself, or in one of its fields."""
+    return next((fields[key] for key in ("function", "tool") if isinstance(fields.get(key), dict)), fields)
+
+
 def _id_in(fields: dict[str, Any], ids: str | None) -> str | None:
     value = fields.get("id")
     return value if ids is not None and isinstance(value, str) and re.fullmatch(ids, value) else None
@@ -87,7 +102,7 @@ def _id_in(fields: dict[str, Any], ids: str | None) -> str | None:
 
 def call_whole(machine: ToolMachine, fields: dict[str, Any], ids: str | None = None) -> None:
     """A call from a whole object. Raises Broken when it names no declared function or has no arguments."""
-    inner = next((fields[key] for key in ("function", "tool") if isinstance(fields.get(key), dict)), fields)
+    inner = _function_in(fields)
     name = _name_in(inner)
     arguments = next((inner[key] for key in _ARGUMENTS if key in inner), None)
     if isinstance(arguments, str):
