@@ -2,7 +2,7 @@
 
 A small grammar can compile to little and still take gigabytes as soon as somebody follows it. Other grammars
 compile in the same process meanwhile and their memory can't be told apart, so what looks like too much is
-tried again, beside what the tries before still hold: the least of them is the grammar's own.
+tried once more, beside what the first try still holds: the lesser of them is the grammar's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import psutil
 
 from mlxpool.worker.grammar import messages
 
-_TRIES = 3
+_TRIES = 2
 
 # One at a time: the tries measure memory.
 _LOCK = threading.Lock()
