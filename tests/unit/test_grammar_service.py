@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import signal
 import subprocess
@@ -308,6 +309,30 @@ def test_a_form_that_many_ask_for_at_once_is_read_once(
         assert isinstance(held[3], asyncio.CancelledError)
 
     with_service(tokenizer, use)
+
+
+async def test_a_refusal_after_one_of_those_that_wait_has_left_is_no_complaint_in_the_log(
+    tokenizer: ChatTokenizer,
+) -> None:
+    said: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: said.append(context))
+    service = GrammarService(tokenizer, WIDTH, 4, command=SCRIPTED)
+    leaves, stays = (asyncio.ensure_future(service.compile(GrammarSpec("fail"))) for _ in range(2))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    with pytest.raises(Refused):
+        await stays
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    hangs = asyncio.ensure_future(service.compile(GrammarSpec("hang")))
+    await asyncio.sleep(0)
+    await service.close()
+    with pytest.raises(ApiError) as caught:
+        await hangs
+    assert caught.value.code == "shutting_down"
+    del leaves, stays, hangs
+    gc.collect()
+    assert said == []
 
 
 class Grammar:

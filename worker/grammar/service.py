@@ -75,10 +75,11 @@ class Compiled:
         loop = asyncio.get_running_loop()
         making = loop.run_in_executor(self._thread, self._make, count, field)
         try:
-            return await asyncio.shield(making)
+            await asyncio.wait({making})
         except asyncio.CancelledError:
             making.add_done_callback(_release)
             raise
+        return making.result()
 
     def _make(self, count: int, field: str) -> list[Constraint]:
         made: list[Constraint] = []
@@ -226,14 +227,13 @@ class GrammarService:
         way = self._on_way.get(key) or self._set_out(key, spec)
         way.waiters += 1
         try:
-            return await asyncio.shield(way.task)
+            # Whoever leaves here leaves the others their task.
+            await asyncio.wait({way.task})
+            if way.task.cancelled():
+                raise error("shutting_down", "this model is being stopped", retry_after_s=1)
+            return way.task.result()
         except Refused as refused:
             raise Refused(refused.reason, unread=refused.unread) from refused
-        except asyncio.CancelledError:
-            if way.task.cancelled():
-                # The thread is closed; nobody has left.
-                raise error("shutting_down", "this model is being stopped", retry_after_s=1) from None
-            raise
         finally:
             way.waiters -= 1
             # One that is being read stays on its way: the thread can't be stopped.
