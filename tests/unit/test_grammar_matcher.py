@@ -119,9 +119,9 @@ def test_a_complete_grammar_is_over_where_no_token_can_say_so(
     assert ends == [False, False, True]
 
 
-def test_a_dead_end_at_the_beginning_is_told_where_no_token_can_end_it(
+def test_a_dead_end_is_told_where_no_token_can_end_it(
     without_eos: Callable[[Format], MatcherConstraint],
 ) -> None:
     constraint = without_eos({"type": "grammar", "grammar": "root ::= root"})
-    with pytest.raises(ApiError, match="guided_regex leaves no token to begin with"):
+    with pytest.raises(ApiError, match="guided_regex leads nowhere: after 0 tokens"):
         constraint.fill(np.zeros(8, np.int32))

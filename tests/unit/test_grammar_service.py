@@ -145,16 +145,22 @@ async def forms(service: GrammarService, tokenizer: ChatTokenizer) -> None:
     assert tiny_models.BOS_ID not in free
     assert free <= set(range(256)) | {tiny_models.EOS_ID}
 
-    # A grammar that leads nowhere ends the row instead of masking every token.
+    # A grammar that leads nowhere ends its row with an error: what was said by then is not of the form.
     held = await service.hold(Demand(Structure("grammar", "guided_grammar", 'root ::= "a" root')))
     assert held.compiled is not None
     dead = held.compiled.constraint()
     assert allowed(dead) == letters(tokenizer, "a")
     held = await service.hold(Demand(Structure("grammar", "guided_grammar", "root ::= root")))
     assert held.compiled is not None
+    with pytest.raises(ApiError, match="leads nowhere: after 0 tokens"):
+        allowed(held.compiled.constraint())
+    held = await service.hold(Demand(Structure("grammar", "guided_grammar", 'root ::= "a" x\nx ::= x')))
+    assert held.compiled is not None
     dead = held.compiled.constraint()
-    assert allowed(dead) == {tiny_models.EOS_ID}
-    assert dead.accept(tiny_models.EOS_ID)
+    assert allowed(dead) == letters(tokenizer, "a")
+    assert dead.accept(tokenizer.encode("a")[0])
+    with pytest.raises(ApiError, match="leads nowhere: after 1 tokens"):
+        allowed(dead)
 
     with pytest.raises(ApiError) as caught:
         await service.hold(Demand(Structure("grammar", "guided_grammar", "root ::= (")))

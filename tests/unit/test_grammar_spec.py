@@ -491,3 +491,17 @@ def test_whatever_is_sent_as_an_expression_or_a_grammar_is_decided_or_refused(te
     answered(Demand(Structure("grammar", "guided_grammar", text)))
     answered(Demand(Structure("choice", "guided_choice", (text,))))
     answered(Demand(schema_of({"pattern": text, "patternProperties": {text: {}}, "$defs": {text: True}})))
+
+
+@pytest.mark.parametrize("text", ["^a*c{1,129}$", "^[ab]+c{0,300}$", "^(ab){2,}c{200}$", "c{1,129}"])
+def test_a_large_count_beside_a_repetition_without_an_end_is_not_enforced_in_a_string(text: str) -> None:
+    fault = unsupported(text, in_json=True)
+    assert fault is not None
+    assert "above 128" in fault.what
+    assert not fault.invalid
+    assert unsupported(text) is None
+
+
+@pytest.mark.parametrize("text", ["^a*c{1,128}$", "^[a-z]{1,300}$", "^a?c{1,300}$", "^a*$"])
+def test_counts_and_repetitions_are_enforced_apart(text: str) -> None:
+    assert unsupported(text, in_json=True) is None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from mlxpool.worker.text.tools.schema import coerce, from_text, types_of
+from mlxpool.worker.text.answer import AnswerText
+from mlxpool.worker.text.detokeniser import ByteDetokeniser
+from mlxpool.worker.text.events import TextEvent, ToolCallArguments
+from mlxpool.worker.text.format import AnswerFormat, DeclaredTool
+from mlxpool.worker.text.tools.schema import coerce, from_text, texts_of, types_of
 
 DEFINED = {
     "properties": {
@@ -94,3 +99,40 @@ def test_bare_text_is_the_first_type_that_fits_and_text_last(
     text: str, types: tuple[str, ...], expected: Any
 ) -> None:
     assert from_text(text, types) == expected
+
+
+LISTED = {
+    "properties": {"city": {"enum": ["Rome", " odd "]}, "one": {"const": "x"}, "any": {"type": "string"}}
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "expected"),
+    [
+        ("Rome", "city", "Rome"),
+        ("\n\n Rome\n\n\n", "city", "Rome"),
+        (" odd ", "city", " odd "),
+        (" Oslo ", "city", " Oslo "),
+        (" x\n", "one", "x"),
+        (" x\n", "any", " x\n"),
+        (" x\n", "undeclared", " x\n"),
+    ],
+)
+def test_blanks_around_a_listed_text_are_not_its_own(text: str, key: str, expected: str) -> None:
+    assert from_text(text, types_of(LISTED, key), texts_of(LISTED, key)) == expected
+
+
+def test_a_function_in_xml_gets_the_listed_text_in_any_chunking() -> None:
+    opened = "<tool_call>\n<function=f>\n<parameter=city>"
+    text = f"{opened}\n\n\n Rome\n\n\n</parameter>\n</function>\n</tool_call>"
+    tool = DeclaredTool("f", {"type": "object", **LISTED})
+    for size in (1, 3, len(text)):
+        pieces = [text[at : at + size].encode() for at in range(0, len(text), size)]
+        source = ByteDetokeniser(pieces.__getitem__)
+        answer = AnswerText(source, AnswerFormat(tools="qwen3_coder", declared=(tool,)))
+        events: list[TextEvent] = []
+        for place in range(len(pieces)):
+            events += answer.push(place)
+        events += answer.flush()
+        arguments = "".join(event.text for event in events if isinstance(event, ToolCallArguments))
+        assert json.loads(arguments) == {"city": "Rome"}

@@ -42,10 +42,10 @@ class OpenCount:
 class MatcherConstraint:
     """A `Constraint` over the compiler's matcher. Made on the grammar thread, then the engine thread's alone.
 
-    A grammar that leads nowhere (a rule that is only itself, a character that no token can write) would mask
-    every token; the row ends there instead, as if the grammar were complete. So does a complete grammar's of
-    a model that has no token to end with: there `over` says so. field: where the form was asked for. clock:
-    seconds of the calling thread's processor time.
+    A grammar that leads nowhere (a rule that is only itself, a character that no token can write) masks every
+    token: its row ends with an error, for what was said by then is not of the form. A complete grammar of a
+    model that has no token to end with masks every token too: there `over` says so. field: where the form was
+    asked for. clock: seconds of the calling thread's processor time.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class MatcherConstraint:
 
     def fill(self, mask: Any) -> bool:
         """Write which tokens may come next into `mask` (int32 [ceil(vocabulary / 32)]); False where every
-        one may, and the mask is not to be applied. Raises ApiError where the grammar is too slow to follow,
-        or leads nowhere from the beginning and the model has no token to end with."""
+        one may, and the mask is not to be applied. Raises ApiError where the grammar leads nowhere, or is too
+        slow to follow."""
         if not self._over:
             if not self._timed(self._matcher.fill_next_token_bitmask, mask):
                 return False
@@ -84,11 +84,14 @@ class MatcherConstraint:
                 if not self._stop_ids and self._own_mask is None:
                     self._own_mask = np.zeros_like(mask)
                 return True
+            if self._stop_ids or not self._matcher.is_completed():
+                raise error(
+                    "unsupported_schema",
+                    f"{self._field} leads nowhere: after {self._tokens} tokens of the answer it allows no "
+                    "other, and not its end",
+                    param=self._field,
+                )
             self._over = True
-        if not self._stop_ids:
-            raise error(
-                "unsupported_schema", f"{self._field} leaves no token to begin with", param=self._field
-            )
         mask[:] = 0
         words = mask.view(np.uint32)
         for token in self._stop_ids:
@@ -107,7 +110,8 @@ class MatcherConstraint:
         if not self._over and self._own_mask is not None:
             self._own_mask[:] = 0
             open_ended = not self._timed(self._matcher.fill_next_token_bitmask, self._own_mask)
-            self._over = not (open_ended or self._own_mask.any())
+            nothing_more = not (open_ended or self._own_mask.any())
+            self._over = nothing_more and self._matcher.is_completed()
         return True
 
     def release(self) -> None:

@@ -45,6 +45,10 @@ _ANYTHING = ".*"
 # A larger count makes more states than the compiler builds in its time.
 _COUNT_HIGH = 10_000
 
+# Inside a JSON string the compiler (0.2.9) loses its place in a larger one behind a repetition without an
+# end: `^a*c{1,129}$` takes "aacca".
+_COUNT_HIGH_BESIDE_STAR = 128
+
 
 class Unsupported(msgspec.Struct, frozen=True):
     """Why a pattern can't be enforced. invalid: it is no regular expression at all."""
@@ -68,6 +72,8 @@ class _Reader:
         self._in_json = in_json
         self._place = 0
         self._depth = 0
+        self._largest_count = 0
+        self._starred = False
         self.alternatives: list[tuple[str, bool, bool]] = []
 
     def read(self) -> None:
@@ -123,6 +129,10 @@ class _Reader:
         if self._depth:
             raise _Fault("a ( without its )", invalid=True)
         self._alternative(begin, opened, closed)
+        # What stands around an unanchored match repeats without an end too.
+        starred = self._starred or not all(opened for _, opened, _ in self.alternatives)
+        if self._in_json and starred and self._largest_count > _COUNT_HIGH_BESIDE_STAR:
+            raise _Fault(f"a count above {_COUNT_HIGH_BESIDE_STAR} beside a repetition without an end")
 
     def _alternative(self, begin: int, opened: bool, closed: bool) -> None:
         body = self._pattern[begin : self._place - 1 if closed else self._place]
@@ -161,7 +171,10 @@ class _Reader:
             if high > _COUNT_HIGH:
                 raise _Fault(f"a count above {_COUNT_HIGH} ({cut(count[0])})")
             self._place = count.end()
+            self._largest_count = max(self._largest_count, low if count[2] and not count[3] else high)
+            self._starred = self._starred or bool(count[2] and not count[3])
         else:
+            self._starred = self._starred or letter != "?"
             self._place += 1
         # Lazy: the same strings match.
         if self._pattern.startswith("?", self._place):

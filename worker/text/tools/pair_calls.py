@@ -12,7 +12,7 @@ from mlxpool.worker.text.tools.feed import Broken, Reading
 from mlxpool.worker.text.tools.json_calls import read_json_calls
 from mlxpool.worker.text.tools.json_value import KEY_CHARS
 from mlxpool.worker.text.tools.machine import HEADER_CHARS, Reader, ToolMachine
-from mlxpool.worker.text.tools.schema import types_of
+from mlxpool.worker.text.tools.schema import texts_of, types_of
 from mlxpool.worker.text.tools.text_value import read_text_value
 
 
@@ -46,7 +46,8 @@ class PairReader:
             yield from feed.expect(self._value)
             feed.release(marked)
             writer.key(key)
-            yield from read_text_value(feed, writer, types_of(parameters, key), self._value_end, guess=True)
+            types, texts = types_of(parameters, key), texts_of(parameters, key)
+            yield from read_text_value(feed, writer, types, self._value_end, guess=True, texts=texts)
             yield from feed.solid()
             if (yield from feed.take(self._key)):
                 continue

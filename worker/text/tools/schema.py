@@ -27,6 +27,18 @@ def types_of(parameters: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_types(schema, parameters, itertools.count())))
 
 
+def texts_of(parameters: Mapping[str, Any], key: str) -> frozenset[str]:
+    """The texts that the argument `key` is one of, where its schema lists them; empty for any."""
+    properties = parameters.get("properties")
+    schema = properties.get(key) if isinstance(properties, dict) else None
+    if not isinstance(schema, dict):
+        return frozenset()
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if not isinstance(values, list):
+        return frozenset()
+    return frozenset(value for value in values if isinstance(value, str))
+
+
 def _types(schema: object, root: Mapping[str, Any], looked_at: Iterator[int]) -> list[str]:
     if not isinstance(schema, dict) or next(looked_at) >= _SCHEMAS:
         return []
@@ -100,9 +112,12 @@ def coerce(value: Any, types: Sequence[str]) -> Any:
     return value
 
 
-def from_text(text: str, types: Sequence[str]) -> Any:
-    """A value written as bare text, where anything can be a string: the first other type that fits."""
+def from_text(text: str, types: Sequence[str], texts: frozenset[str] = frozenset()) -> Any:
+    """A value written as bare text, where anything can be a string: one of the listed texts without the
+    blanks around it, else the first other type that fits."""
     bare = text.strip()
+    if bare in texts and text not in texts:
+        return bare
     if "null" in types and bare in _NULL:
         return None
     for name in types:

@@ -43,12 +43,13 @@ def read_text_value(
     closers: Finder,
     newlines: bool = False,
     guess: bool = False,
+    texts: frozenset[str] = frozenset(),
 ) -> Reading[str]:
     """A value up to one of `closers`, which is read too and returned. guess: without a declared type the text
-    is whatever JSON it is; else it is a string."""
+    is whatever JSON it is; else it is a string. texts: those that the schema lists, none for any."""
     if not types and guess:
         types = (*ANY_BUT_TEXT, "string")
-    if types not in {(), ("string",)}:
+    if texts or types not in {(), ("string",)}:
         marked = feed.hold()
         try:
             text, closer = yield from feed.until(closers, feed.limit)
@@ -57,12 +58,12 @@ def read_text_value(
         except Ended:
             # A value whose tag the model left out; without a word of it there is none.
             if feed.finished and feed.rest(closers).strip():
-                writer.value(from_text(feed.rest(closers).strip(), types))
+                writer.value(from_text(feed.rest(closers).strip(), types, texts))
             raise
         else:
             if newlines:
                 text = text.removeprefix("\n").removesuffix("\n")
-            writer.value(from_text(text, types))
+            writer.value(from_text(text, types, texts))
             feed.release(marked)
             return closer
     writer.begin_string()

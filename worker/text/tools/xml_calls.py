@@ -15,7 +15,7 @@ from mlxpool.worker.text.marks import Marks
 from mlxpool.worker.text.tools.feed import Broken, Feed, Reading
 from mlxpool.worker.text.tools.json_value import KEY_CHARS
 from mlxpool.worker.text.tools.machine import HEADER_CHARS, Reader, ToolMachine
-from mlxpool.worker.text.tools.schema import types_of
+from mlxpool.worker.text.tools.schema import texts_of, types_of
 from mlxpool.worker.text.tools.text_value import read_text_value
 
 _NAME_ATTRIBUTE = re.compile(r'\bname="([^"]*)"')
@@ -79,8 +79,7 @@ class XmlReader:
                 key = yield from self._read_name(feed, KEY_CHARS)
                 feed.release(marked)
                 writer.key(key)
-                types = types_of(parameters, key)
-                yield from self._read_value(machine, types)
+                yield from self._read_value(machine, types_of(parameters, key), texts_of(parameters, key))
                 continue
             if (yield from feed.take(self._function_end)):
                 break
@@ -94,13 +93,16 @@ class XmlReader:
         machine.end_call()
         return closed
 
-    def _read_value(self, machine: ToolMachine, types: tuple[str, ...]) -> Reading[None]:
+    def _read_value(
+        self, machine: ToolMachine, types: tuple[str, ...], texts: frozenset[str]
+    ) -> Reading[None]:
         feed, writer, guess = machine.feed, machine.arguments, self._dialect.guess
         if self._dialect.cdata and (yield from feed.take(_CDATA)):
-            yield from read_text_value(feed, writer, types, _CDATA_END, guess=guess)
+            yield from read_text_value(feed, writer, types, _CDATA_END, guess=guess, texts=texts)
             yield from feed.expect(self._parameter_end)
         else:
-            yield from read_text_value(feed, writer, types, self._value_end, self._dialect.newlines, guess)
+            newlines = self._dialect.newlines
+            yield from read_text_value(feed, writer, types, self._value_end, newlines, guess, texts)
 
     def _read_name(self, feed: Feed, limit: int) -> Reading[str]:
         """A name up to the tag's end, out of its quotes."""

@@ -16,7 +16,7 @@ from mlxpool.worker.text.marks import Marks
 from mlxpool.worker.text.tools.feed import Broken, Feed, Reading
 from mlxpool.worker.text.tools.json_value import KEY_CHARS, read_object
 from mlxpool.worker.text.tools.machine import HEADER_CHARS, Reader, ToolMachine
-from mlxpool.worker.text.tools.schema import types_of
+from mlxpool.worker.text.tools.schema import texts_of, types_of
 from mlxpool.worker.text.tools.text_value import read_text_value
 
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
@@ -72,7 +72,8 @@ class XtmlReader:
             types = types_of(parameters, given["key"])
             if not types and given.get("type", "string") == "string":
                 types = ("string",)
-            yield from read_text_value(feed, writer, types, self._argument_end, guess=True)
+            texts = texts_of(parameters, given["key"])
+            yield from read_text_value(feed, writer, types, self._argument_end, guess=True, texts=texts)
         writer.close()
         machine.end_call()
 
