@@ -75,7 +75,7 @@ async def test_switching_under_load_ends_every_answer_in_full_before_the_other_m
     models = tmp_path / "models"
     for name in ("first", "second"):
         make_scripted_model(models, name, weights_bytes=300_000_000, tokens=60, tokens_per_s=30)
-    served = await start(models=models, budget="700MB")
+    served = await start(models=models, budget="1200MB")
     page = await open_page(served)
     streams = [asyncio.create_task(served.stream("first", f"question {n}")) for n in range(3)]
     await expect(figure(page, "first", "running")).to_have_text("3")
@@ -134,7 +134,7 @@ async def test_who_waits_and_for_what(tmp_path: Path, start: Start, open_page: O
     models = tmp_path / "models"
     make_scripted_model(models, "busy", weights_bytes=300_000_000, tokens=400, tokens_per_s=100)
     make_scripted_model(models, "next", weights_bytes=300_000_000)
-    served = await start(models=models, budget="700MB")
+    served = await start(models=models, budget="1200MB")
     page = await open_page(served)
     first = asyncio.create_task(served.chat("busy"))
     await expect(figure(page, "busy", "running")).to_have_text("1")
