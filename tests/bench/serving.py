@@ -2,8 +2,9 @@
 
 A lone greedy stream through the port, against mlx-lm's own loop in a process of its own; eight greedy streams
 at once, against mlx_lm.server; and a stream that a JSON schema constrains, against one that nothing does.
-Same folder, same environment (OpenBLAS preloaded on the CPU backend), same prompts, one of each in turn;
-rates count tokens after the first, so that prefill is outside. No prompt's answer ends by itself.
+Same folder, same environment (OpenBLAS preloaded on the CPU backend), same prompts, one of each in turn. A
+lone stream's rate counts tokens after the first, so that prefill is outside; eight streams' counts all of it.
+No prompt's answer ends by itself.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ def lone_rate(port: int, body: dict[str, Any]) -> float:
 
 
 def together_rate(port: int, bodies: list[dict[str, Any]]) -> float:
-    """All tokens after the streams' first ones, over the time from the first of those to the last text."""
+    """All tokens, over the time from the requests to the last text: who prefills all prompts before the first
+    token and who prefills them beside the others' tokens are asked the same."""
+    began_s = time.perf_counter()
     done: list[Times] = []
     threads = [threading.Thread(target=lambda body=body: done.append(stream(port, body))) for body in bodies]
     for thread in threads:
@@ -121,8 +124,7 @@ def together_rate(port: int, bodies: list[dict[str, Any]]) -> float:
         thread.join()
     if len(done) != len(bodies):
         raise RuntimeError(f"{len(bodies) - len(done)} streams failed")
-    spent = max(times.last_s for times in done) - min(times.first_s for times in done)
-    return sum(times.tokens - 1 for times in done) / spent
+    return sum(times.tokens for times in done) / (max(times.last_s for times in done) - began_s)
 
 
 def story(number: int, tokens: int, model: str, **fields: Any) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def story(number: int, tokens: int, model: str, **fields: Any) -> dict[str, Any]
     return {"model": model, "messages": messages, "temperature": 0, "max_tokens": tokens, **fields}
 
 
-def measure(report: common.Report, starter: Path, rounds: int, tokens: int) -> None:
+def measure(report: common.Report, starter: Path, rounds: int, tokens: int, only: str) -> None:
     """Rounds of each contender in turn."""
     env = backend.worker_environment(backend.detect(), common.clean_environment())
     report.settings |= {"rounds": rounds, "tokens": tokens, "LD_PRELOAD": env.get("LD_PRELOAD", "")}
@@ -180,6 +182,8 @@ def measure(report: common.Report, starter: Path, rounds: int, tokens: int) -> N
             ),
         ]
         for one, one_rate, other, other_rate, limit in pairs:
+            if only not in one:
+                continue
             compare(report, rounds, one, one_rate, other, other_rate, limit)
 
 
@@ -212,9 +216,10 @@ def main() -> int:
     parser.add_argument("--starter", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--only", default="", help="the pairs with this in their names")
     args = parser.parse_args()
     report = common.report("serving", starter=str(args.starter))
-    measure(report, args.starter, args.rounds, args.tokens)
+    measure(report, args.starter, args.rounds, args.tokens, args.only)
     return report.emit()
 
 
