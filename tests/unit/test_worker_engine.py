@@ -6,6 +6,7 @@ import asyncio
 import io
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -405,3 +406,18 @@ def test_a_process_whose_engine_thread_dies_ends_loudly(tiny: TinyModels) -> Non
     assert run.returncode == ENGINE_DIED_EXIT_CODE
     assert "a fault of the loop itself" in run.stderr
     assert "the engine thread died" in run.stderr
+
+
+def test_an_engine_whose_loop_has_ended_ends_with_it(tiny: TinyModels) -> None:
+    """In this process, which an engine that believes itself lost would end."""
+    others = set(threading.enumerate())
+
+    async def leave_a_row_running() -> None:
+        running = await Running(tiny("llama")).ready()
+        client, _ = running.submit(plan([1, 2, 3], 100_000))
+        await until(lambda: bool(client.events))
+
+    asyncio.run(leave_a_row_running())
+    (engine,) = (thread for thread in set(threading.enumerate()) - others if thread.name == "engine")
+    engine.join(30)
+    assert not engine.is_alive()

@@ -148,6 +148,9 @@ class Engine:
         try:
             self._run()
         except BaseException:
+            # Without a loop there is nobody to tell: the process is on its way out.
+            if self._loop.is_closed():
+                return
             traceback.print_exc()
             sys.stderr.write("the engine thread died; the worker ends\n")
             sys.stderr.flush()
