@@ -1,4 +1,5 @@
-"""Fixtures for every test: `tiny` (tiny random models) and `starter_folder` (the starter model).
+"""Fixtures for every test: `tiny` (tiny random models) and `starter_folder` (the starter model)
+and `start` (an engine in this process).
 
 No test sees this machine's Hugging Face cache or login, and none reaches the real Hub: an address that
 refuses stands for it until a test names its own.
@@ -18,4 +19,4 @@ for name in [name for name in os.environ if name.startswith(("HF_", "HUGGINGFACE
     del os.environ[name]
 os.environ |= NO_HUB
 
-pytest_plugins = ["tests.tools.tiny_fixture", "tests.tools.starter_fixture"]
+pytest_plugins = ["tests.tools.tiny_fixture", "tests.tools.starter_fixture", "tests.tools.engine_fixture"]

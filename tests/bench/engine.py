@@ -74,6 +74,8 @@ SHAPES: dict[str, dict[str, int]] = {
 class Allowing:
     """A grammar that takes as long as a real one, in one state for some tokens and then in a new one."""
 
+    over = False
+
     def __init__(self) -> None:
         self._accepted = 0
         self._own = next(_GRAMMARS) << 16

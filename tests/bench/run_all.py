@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument(
         "--only",
         action="append",
-        choices=("startup", "text", "relay", "viewers", "page", "swap", "serving", "engine"),
+        choices=("startup", "text", "relay", "viewers", "page", "swap", "serving", "engine", "grammar"),
     )
     parser.add_argument("--out", type=Path, default=common.REPO / "bench-results")
     args = parser.parse_args()
@@ -42,6 +42,7 @@ def main() -> int:
     benches = {
         "startup": [], "text": [], "relay": [], "viewers": [], "page": [],
         "swap": own_starter, "serving": own_starter, "engine": own_starter,
+        "grammar": own_starter,
     }  # fmt: skip
     documents: dict[str, Any] = {}
     failed = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import mlx.core as mx
@@ -19,18 +18,9 @@ from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.engine import Limits
 from mlxpool.worker.text.events import Failure, Finish, Usage
 from mlxpool.worker.text.format import AnswerFormat
+from tests.tools.engine_fixture import Start
 from tests.tools.running_engine import Running, plan, until
 from tests.tools.tiny_fixture import TinyModels
-
-Start = Callable[..., Awaitable[Running]]
-
-
-@pytest.fixture
-def start(tiny: TinyModels) -> Start:
-    async def running(**settings: Any) -> Running:
-        return await Running(tiny("llama"), **settings).ready()
-
-    return running
 
 
 class Script:

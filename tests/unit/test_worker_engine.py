@@ -7,7 +7,7 @@ import io
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +30,9 @@ from mlxpool.worker.text.answer import AnswerText
 from mlxpool.worker.text.detokeniser import ByteDetokeniser
 from mlxpool.worker.text.events import Failure, Finish, Usage
 from tests.tools import tiny_models
+from tests.tools.engine_fixture import Start
 from tests.tools.running_engine import Client, Running, plan, until
 from tests.tools.tiny_fixture import TinyModels
-
-Start = Callable[..., Awaitable[Running]]
-
-
-@pytest.fixture
-def start(tiny: TinyModels) -> Start:
-    async def running(**settings: Any) -> Running:
-        return await Running(tiny("llama"), **settings).ready()
-
-    return running
 
 
 async def test_a_row_ends_with_usage_and_finish(start: Start) -> None:

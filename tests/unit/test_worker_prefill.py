@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -24,19 +24,11 @@ from mlxpool.worker.engine.prefill import Prefills, copy_caches
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.text.events import Failure, Finish
 from tests.tools import tiny_models
+from tests.tools.engine_fixture import Start
 from tests.tools.running_engine import Running, plan, until
 from tests.tools.tiny_fixture import TinyModels
 
-Start = Callable[..., Awaitable[Running]]
 PROMPT = [(place * 7) % 250 for place in range(100)]
-
-
-@pytest.fixture
-def start(tiny: TinyModels) -> Start:
-    async def running(kind: tiny_models.Kind = "llama", **settings: Any) -> Running:
-        return await Running(tiny(kind), **settings).ready()
-
-    return running
 
 
 def chunks(running: Running, since: int = 0) -> list[int]:
