@@ -332,8 +332,14 @@ async def test_a_trace_joins_what_parent_and_worker_saw_of_a_request(tmp_path: P
     async with serve(tmp_path, models=two_tiny, settings=settings) as served:
         body = chat_body("llama", "hello", max_tokens=8)
         await served.request("POST", "/v1/chat/completions", body, X_Request_Id="joined")
-        lines = [json.loads(line) for line in (served.home / "logs" / "trace.jsonl").read_text().splitlines()]
-        by_process = {line["process"]: line for line in lines if line["request"] == "joined"}
+
+        def lines_by_process() -> dict[str, Any]:
+            written = (served.home / "logs" / "trace.jsonl").read_text().splitlines()
+            return {line["process"]: line for line in map(json.loads, written) if line["request"] == "joined"}
+
+        # A request's lines are written after its last byte, which its client may have read by then.
+        await until(lambda: len(lines_by_process()) >= 2)
+        by_process = lines_by_process()
         assert set(by_process) == {"parent", "worker"}
         worker = by_process["worker"]
         assert (worker["model"], worker["outcome"]) == ("llama", "ok")

@@ -192,8 +192,14 @@ async def test_a_trace_has_a_line_per_request_with_its_phases(tmp_path: Path, mo
     async with serve(tmp_path, models=models, scripted=True, config=config) as served:
         await served.request("POST", "/v1/chat/completions", chat_body("a"), X_Request_Id="one")
         await served.stream("a")
-        lines = [json.loads(line) for line in (served.home / "logs" / "trace.jsonl").read_text().splitlines()]
-        ours = [line for line in lines if line["process"] == "parent"]
+
+        def parents_lines() -> list[Any]:
+            written = (served.home / "logs" / "trace.jsonl").read_text().splitlines()
+            return [line for line in map(json.loads, written) if line["process"] == "parent"]
+
+        # A request's line is written after its last byte, which its client may have read by then.
+        await until(lambda: len(parents_lines()) >= 2)
+        ours = parents_lines()
         assert [(line["model"], line["outcome"]) for line in ours] == [("a", "ok")] * 2
         assert ours[0]["request"] == "one"
         phases = ours[0]["phases_ms"]
