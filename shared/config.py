@@ -27,6 +27,7 @@ from mlxpool.shared.text import is_unicode
 from mlxpool.shared.units import parse_budget
 
 __all__ = [
+    "Cache",
     "ConfigError",
     "Defaults",
     "ModelSettings",
@@ -107,6 +108,31 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 120.0
 
 
+class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[cache]: what is kept of prompts that have been read, for the next one that begins the same. Bytes and
+    seconds."""
+
+    ram: Annotated[
+        int,
+        Key(v.SIZE, "Of all models together, off the memory budget, at most a quarter of it. 0: none."),
+    ] = 8_000_000_000
+    ssd: Annotated[
+        bool, Key(v.FLAG, "Long prompts outlive evictions and restarts: reading them anew takes minutes.")
+    ] = True
+    ssd_budget: Annotated[
+        int, Key(v.SIZE, "Of all models together: some hundred thousand tokens of an 8B model.")
+    ] = 32_000_000_000
+    idle_demote: Annotated[
+        float, Key(v.TTL, "What was not asked for so long is left to the disk, and its memory given back.")
+    ] = 300.0
+    verify: Annotated[
+        bool, Key(v.FLAG, "Hashes of all bytes are checked as they are read, faster than any disk reads.")
+    ] = True
+    spill_queue: Annotated[
+        int, Key(v.SIZE, "What may wait to be written; more than a disk takes in a few seconds is dropped.")
+    ] = 2_000_000_000
+
+
 class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[defaults]: what a request that does not say gets. None leaves it to the model's own folder."""
 
@@ -166,11 +192,16 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
 
 
-SECTIONS: dict[str, type[msgspec.Struct]] = {"server": Server, "pool": Pool, "defaults": Defaults}
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "server": Server,
+    "pool": Pool,
+    "cache": Cache,
+    "defaults": Defaults,
+}
 _ALL_SECTIONS = [*SECTIONS, "aliases", "models"]
 
 # Named in the design, built later: refused with that reason, so that nobody believes they took effect.
-_LATER_SECTIONS = {"cache", "history", "colibri"}
+_LATER_SECTIONS = {"history", "colibri"}
 _COLIBRI_KEYS = {"slots", "io", "prefetch", "overlap", "mtp", "reserve"}
 _LATER_KEYS = {
     "models": {"kv_bits", "kv_budget", "draft", "adapters", "experts"} | _COLIBRI_KEYS,
@@ -187,6 +218,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     server: Server = Server()
     pool: Pool = Pool()
+    cache: Cache = Cache()
     aliases: dict[str, str] = {}
     defaults: Defaults = Defaults()
     models: dict[str, ModelSettings] = {}

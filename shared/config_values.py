@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mlxpool.shared.families import NO_FAMILY, REASONING_FAMILY_NAMES, TOOL_FAMILY_NAMES
 from mlxpool.shared.text import is_unicode
-from mlxpool.shared.units import parse_budget, parse_duration
+from mlxpool.shared.units import parse_budget, parse_duration, parse_size
 
 # A share needs some total to be checked against; any will do.
 _SOME_TOTAL_BYTES = 1 << 40
@@ -156,6 +156,12 @@ def _budget(raw: Any) -> str | int:
     return raw
 
 
+def _size(raw: Any) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, str | int):
+        raise ValueError
+    return parse_size(raw)
+
+
 def _timeout(raw: Any) -> float:
     seconds = _wait(raw)
     if seconds == 0:
@@ -198,6 +204,7 @@ BUDGET = Kind(
     "bytes, a size like 48GB or a share of the machine like 75%",
     {"type": ["string", "integer"], "minimum": 1},
 )
+SIZE = Kind(_size, "bytes or a size like 8GB, 0 for none", {"type": ["string", "integer"], "minimum": 0})
 TTL = Kind(
     _ttl,
     'seconds, a duration like "15m", 0 for as soon as idle, or "never" (or -1)',

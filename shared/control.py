@@ -25,6 +25,20 @@ HEADER_RESPONSE_ID = "X-Mlxpool-Response-Id"  # of every stream: the parent may 
 HEADER_CREATED = "X-Mlxpool-Created"  # the `created` of that stream, unix seconds
 
 
+class CacheLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a worker keeps prompts. ram_bytes: its share of memory, 0 for none, which `POST /control/cache`
+    changes. folder: the home's kv folder, where every model has one of its own; None for no tier on disk.
+    ssd_budget_bytes: of all models together. idle_demote_s: None for never. spill_queue_bytes: what may wait
+    to be written."""
+
+    ram_bytes: int
+    folder: str | None = None
+    ssd_budget_bytes: int = 0
+    idle_demote_s: float | None = 300.0
+    verify: bool = True
+    spill_queue_bytes: int = 0
+
+
 class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=True):
     """Which model to load and how: sent once, when its bytes are reserved and its victims are gone.
 
@@ -32,7 +46,8 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=Tr
     rows. memory_limit_bytes: what MLX may allocate. prefill_chunk: fixed chunk width in tokens, None to let
     the worker choose. thinking: whether a request that does not say wants reasoning, None for the model's own
     default. tool_parser, reasoning_parser: the families its answers are read by, None to tell them from its
-    template and vocabulary. trace_path: where a line per request goes, None for nowhere.
+    template and vocabulary. trace_path: where a line per request goes, None for nowhere. cache: None for none
+    of prompts.
     """
 
     model: str
@@ -51,6 +66,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=Tr
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     trace_path: str | None = None
+    cache: CacheLaunch | None = None
 
 
 class Imported(msgspec.Struct, frozen=True, tag="imported"):
@@ -94,6 +110,55 @@ Status = Imported | Loading | Ready | Failed | Heartbeat
 Phase = Literal["starting", "loading", "ready", "draining", "stopping", "failed", "absent"]
 
 
+class CacheShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /control/cache`: a worker's new share of memory. Answered once it holds no more."""
+
+    ram_bytes: int
+
+
+class PromptCacheStats(msgspec.Struct, frozen=True):
+    """The tier in memory. entries: records held. cached_tokens: prompt tokens that needed no prefill.
+    hits and misses: prompts that found a prefix here or on disk, and those that found none."""
+
+    entries: int = 0
+    bytes: int = 0
+    max_bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    cached_tokens: int = 0
+
+
+class SsdCacheStats(msgspec.Struct, frozen=True):
+    """The tier on disk. entries, bytes: of this model. max_bytes: of all. spills: records written.
+    demotions: records that idled out of memory. pending: records that wait to be written. dropped: records
+    given up because too many waited. failed: writes that failed. off: why nothing is written just now, None
+    while all is well."""
+
+    dir: str = ""
+    entries: int = 0
+    bytes: int = 0
+    max_bytes: int = 0
+    restores: int = 0
+    restore_ms_last: float = 0.0
+    restored_bytes: int = 0
+    rejected: int = 0
+    spills: int = 0
+    demotions: int = 0
+    pending: int = 0
+    pending_bytes: int = 0
+    dropped: int = 0
+    failed: int = 0
+    longest_durable_prefix_tokens: int = 0
+    off: str | None = None
+
+
+class KvStats(msgspec.Struct, frozen=True):
+    """How keys and values are held. mode: their type. layers: caches by class."""
+
+    mode: str = ""
+    layers: dict[str, int] = {}
+
+
 class WorkerStats(msgspec.Struct, frozen=True):
     """The body of a worker's `GET /stats`: counters since its start."""
 
@@ -119,10 +184,18 @@ class WorkerStats(msgspec.Struct, frozen=True):
     dtype: str
     tokens_per_s: float
     open_grammars: int = 0
+    prompt_cache: PromptCacheStats = PromptCacheStats()
+    ssd_cache: SsdCacheStats | None = None
+    kv: KvStats = KvStats()
 
 
 class DrainReport(msgspec.Struct, frozen=True):
-    """The answer of `POST /control/drain` and `/control/flush`."""
+    """The answer of `POST /control/drain` and `/control/flush`.
+
+    durable: every prefix that memory held can be restored from disk. flushed: records written by this call.
+    missing: records that are not on disk. pending: requests that were still open when a drain's time was up.
+    dropped, failed: records given up and writes that failed, since the worker's start.
+    """
 
     durable: bool
     flushed: int = 0
