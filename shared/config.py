@@ -42,6 +42,7 @@ __all__ = [
 
 HOME_VARIABLE = "MLXPOOL_HOME"
 _PREFIX = "MLXPOOL_"
+KV_FOLDER = "kv"
 
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -249,6 +250,11 @@ class Settings(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(own, **inherited)
 
     @property
+    def kv_folder(self) -> Path:
+        """Where prompts are kept on disk, one folder per model."""
+        return self.home / KV_FOLDER
+
+    @property
     def client_key(self) -> str | None:
         """The key this machine's own commands use, where keys are asked for."""
         return self.server.api_keys[0] if self.server.api_keys else None
@@ -337,6 +343,7 @@ def load(
     settings = Settings(
         server=Server(**values["server"]),  # type: ignore[arg-type]  # read by each key's own reader
         pool=Pool(**values["pool"]),  # type: ignore[arg-type]
+        cache=Cache(**values["cache"]),  # type: ignore[arg-type]
         defaults=Defaults(**values["defaults"]),  # type: ignore[arg-type]
         aliases=_aliases(tables.get("aliases", {}), str(path)),
         models=_models(tables.get("models", {}), path, origins),

@@ -92,17 +92,39 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+class CacheSummary(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a worker's prompt cache holds now and has done since its start, so that the parent can answer for
+    it without asking. bytes: in memory. ssd_bytes, ssd_entries: on disk, of this model. restore_ms: of all
+    restores together. The other fields are those of PromptCacheStats and SsdCacheStats."""
+
+    bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    cached_tokens: int = 0
+    ssd_bytes: int = 0
+    ssd_entries: int = 0
+    spills: int = 0
+    restores: int = 0
+    restore_ms: float = 0.0
+    restore_ms_last: float = 0.0
+    pending: int = 0
+    dropped: int = 0
+    failed: int = 0
+    off: str | None = None
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True):
     """Sent every HEARTBEAT_INTERVAL_S by the worker's event loop.
 
     progress: counter of engine steps, prefill chunks, cache restores: it moves whenever work is done.
     pending: rows the engine still owes work to. A worker with pending work whose progress stands still is
-    stalled; one that only waits for a slow client (pending 0) is not.
+    stalled; one that only waits for a slow client (pending 0) is not. cache: None for no prompt cache.
     """
 
     progress: int
     pending: int
     tokens: int = 0
+    cache: CacheSummary | None = None
 
 
 Status = Imported | Loading | Ready | Failed | Heartbeat
@@ -132,7 +154,7 @@ class SsdCacheStats(msgspec.Struct, frozen=True):
     """The tier on disk. entries, bytes: of this model. max_bytes: of all. spills: records written.
     demotions: records that idled out of memory. pending: records that wait to be written. dropped: records
     given up because too many waited. failed: writes that failed. off: why nothing is written just now, None
-    while all is well."""
+    while all is well. restore_ms: of all restores together."""
 
     dir: str = ""
     entries: int = 0
@@ -140,6 +162,7 @@ class SsdCacheStats(msgspec.Struct, frozen=True):
     max_bytes: int = 0
     restores: int = 0
     restore_ms_last: float = 0.0
+    restore_ms: float = 0.0
     restored_bytes: int = 0
     rejected: int = 0
     spills: int = 0
@@ -150,6 +173,27 @@ class SsdCacheStats(msgspec.Struct, frozen=True):
     failed: int = 0
     longest_durable_prefix_tokens: int = 0
     off: str | None = None
+
+
+def summarise(prompts: PromptCacheStats, ssd: SsdCacheStats | None) -> CacheSummary:
+    """What of these goes into a heartbeat."""
+    disk = ssd if ssd is not None else SsdCacheStats()
+    return CacheSummary(
+        bytes=prompts.bytes,
+        hits=prompts.hits,
+        misses=prompts.misses,
+        cached_tokens=prompts.cached_tokens,
+        ssd_bytes=disk.bytes,
+        ssd_entries=disk.entries,
+        spills=disk.spills,
+        restores=disk.restores,
+        restore_ms=disk.restore_ms,
+        restore_ms_last=disk.restore_ms_last,
+        pending=disk.pending,
+        dropped=disk.dropped,
+        failed=disk.failed,
+        off=disk.off,
+    )
 
 
 class KvStats(msgspec.Struct, frozen=True):

@@ -62,6 +62,27 @@ _LIVE_LOGITS = 3 + 8 + 3
 _LIVE_SCORES = 2
 
 
+# A prompt cache is only of use to models that are loaded: most of the budget stays theirs.
+PROMPT_CACHE_SHARE = 1 / 4
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """The memory budget and what is taken off it before any model: the prompt caches of all of them."""
+
+    total_bytes: int
+    prompt_cache_bytes: int = 0
+
+    @property
+    def models_bytes(self) -> int:
+        """What models may reserve."""
+        return self.total_bytes - self.prompt_cache_bytes
+
+
+def split_budget(total_bytes: int, cache_ram_bytes: int) -> Budget:
+    """The budget with what `[cache] ram` asks for taken off it, at most PROMPT_CACHE_SHARE of it."""
+    return Budget(total_bytes, min(cache_ram_bytes, int(total_bytes * PROMPT_CACHE_SHARE)))
+
+
 class MemoryPlan(msgspec.Struct, frozen=True):
     """What a worker of this model reserves, by line item, and whether that fits.
 

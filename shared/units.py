@@ -100,6 +100,15 @@ def parse_budget(value: str | int, total_bytes: int) -> int:
     return size
 
 
+def size_text(size_bytes: int) -> str:
+    """A size as a config file would say it, exactly: 8GB, 32MiB, 1000001."""
+    if size_bytes == 0:
+        return "0"
+    fitting = [(size_bytes // scale, unit) for unit, scale in _SIZE_UNITS.items() if size_bytes % scale == 0]
+    number, unit = min(fitting)
+    return f"{number}{unit.replace('IB', 'iB')}" if unit not in ("", "B") else str(size_bytes)
+
+
 def format_size(size_bytes: float) -> str:
     """A size for people: 1.2 GB (decimal units, as disks and config files count)."""
     size = float(size_bytes)
