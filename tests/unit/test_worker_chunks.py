@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxpool.shared.memory import PREFILL_CHUNK_TOKENS
-from mlxpool.worker.engine.chunks import LADDER_TOKENS, START_TOKENS, TARGET_S, ChunkWidth, next_turn
+from mlxpool.worker.engine.chunks import LADDER_TOKENS, START_TOKENS, TARGET_S, ChunkWidth, company, next_turn
 
 
 def settle(width: ChunkWidth, seconds_per_token: float) -> int:
@@ -82,3 +82,17 @@ def test_a_long_prompt_is_not_starved_by_short_ones_that_keep_coming() -> None:
             passed_over += 1
         assert turns < 100 * 100
     assert turns <= 100 * 101 // 2
+
+
+def test_short_prompts_that_fit_a_chunk_when_padded_share_a_pass_shortest_first() -> None:
+    assert company(20, [30, 24, 22], 128) == [2, 1, 0]
+    assert company(20, [30, 24, 22], 96) == [2, 1]
+    assert company(20, [30, 24, 22], 43) == []
+    assert company(20, [20] * 7, 160) == list(range(7))
+    assert company(20, [], 1000) == []
+
+
+def test_a_pass_is_never_padding_for_more_than_its_half() -> None:
+    assert company(2, [500], 2048) == [0]
+    assert company(2, [3, 500], 2048) == [0]
+    assert company(500, [2, 3], 2048) == [0]

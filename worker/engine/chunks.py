@@ -72,3 +72,21 @@ def next_turn(remaining: Sequence[int], passed_over: Sequence[int], width: int) 
     turns as it has chunks, however many short ones keep coming. First come first served between equals.
     """
     return min(range(len(remaining)), key=lambda row: remaining[row] - passed_over[row] * width)
+
+
+def company(length: int, others: Sequence[int], width: int) -> list[int]:
+    """Which other prompts may share the pass of one that fits into a chunk, by their lengths in tokens.
+
+    Shortest first, first come first served between equals. Padded to the longest of them they fit into the
+    chunk too, and at most half of it is padding: a pass of more is dearer than two.
+    """
+    taken: list[int] = []
+    rows, held, longest = 1, length, length
+    for place in sorted(range(len(others)), key=lambda place: others[place]):
+        longest = max(longest, others[place])
+        padded = (rows + 1) * longest
+        if padded > width or padded > 2 * (held + others[place]):
+            break
+        taken.append(place)
+        rows, held = rows + 1, held + others[place]
+    return taken

@@ -31,7 +31,7 @@ from mlxpool.worker.engine.answering import events_of
 from mlxpool.worker.engine.batch import DecodeBatch
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.group import Sampled
-from mlxpool.worker.engine.prefill import Prefills
+from mlxpool.worker.engine.prefill import Prefills, Prompt
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.text.events import Event, Failure
 
@@ -249,30 +249,46 @@ class Engine:
             self._changes += 1
 
     def _prefill(self, batch: DecodeBatch, prefills: Prefills, cost: KvCost) -> None:
-        """One chunk of one prompt; rows whose prompt is done join the batch."""
+        """One chunk of one prompt, or short ones in one pass; rows whose prompt is done join the batch."""
         prompt = prefills.next()
         if prompt is None:
+            return
+        together = prefills.together(prompt)
+        if len(together) > 1 and prefills.run_together(together):
+            self.counters.progress += 1
+            for done in together:
+                self._hand_over(done, batch, prefills, cost)
             return
         end = prefills.cut(prompt)
         try:
             if end > prompt.done:
                 prefills.run(prompt, end)
                 self.counters.progress += 1
-            if not prompt.complete:
-                return
+        except Exception as err:
+            self._fail_prompt(prompt, prefills, err)
+            return
+        if prompt.complete:
+            self._hand_over(prompt, batch, prefills, cost)
+
+    def _hand_over(self, prompt: Prompt, batch: DecodeBatch, prefills: Prefills, cost: KvCost) -> None:
+        """The rows of a complete prompt join the batch; it is kept for rows that still wait for a place."""
+        try:
             keep = any(row.ids == prompt.ids for row in self._waiting) and self._has_room(
                 [*batch.rows, *prefills.rows], cost, prefills.kept_bytes(cost) + cost.row_bytes(prompt.done)
             )
             joining = prefills.hand_over(prompt, keep)
         except Exception as err:
-            traceback.print_exc()
-            for row in prompt.rows:
-                self._fail(row, err)
-            prefills.drop(prompt)
+            self._fail_prompt(prompt, prefills, err)
             return
         for row in joining:
             row.prefilled_s = row.prefilled_s or time.perf_counter()
             batch.join(row)
+
+    def _fail_prompt(self, prompt: Prompt, prefills: Prefills, err: Exception) -> None:
+        traceback.print_exception(err)
+        for row in prompt.rows:
+            self._fail(row, err)
+        prefills.drop(prompt)
 
     def _decode(self, batch: DecodeBatch, reserved_bytes: int) -> None:
         """A step of all rows; what becomes known is said while the forward pass runs."""

@@ -4,20 +4,23 @@ Rows of one request with several answers, and any rows whose ids are equal, shar
 prefilled is a `Prompt` with caches of its own, and rows hang on it. When it is done every row goes on with a
 copy of the caches. A copy costs nothing by itself, because MLX's arrays are values: whoever writes gets a
 buffer of its own then. A prompt that is done is kept while rows that ask it wait for a place; one whose last
-row was cancelled is dropped. Engine thread only.
+row was cancelled is dropped. Short prompts that wait together go through the model in one pass (`padded`).
+Engine thread only.
 """
 
 from __future__ import annotations
 
 import copy
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from mlxpool.worker.engine import padded
 from mlxpool.worker.engine.admission import KvCost
-from mlxpool.worker.engine.chunks import ChunkWidth, next_turn
+from mlxpool.worker.engine.chunks import ChunkWidth, company, next_turn
 from mlxpool.worker.engine.row import Row
 
 # What a prefill may leave to MLX's cache of freed buffers. A short one leaves what the next step takes again,
@@ -35,6 +38,7 @@ class Prompt:
         self.done = 0
         self.passed_over = 0
         self.token_s = 0.0  # what a token of its last chunk took
+        self.alone = False  # a pass that it shared has failed
 
     @property
     def end(self) -> int:
@@ -54,6 +58,7 @@ class Prefills:
         self._make_cache = make_cache
         self._width = width
         self._prompts: list[Prompt] = []
+        self._pads: bool | None = None  # whether prompts may share a pass; not tried yet
 
     @property
     def rows(self) -> list[Row]:
@@ -109,6 +114,33 @@ class Prefills:
         turn.passed_over = 0
         return turn
 
+    def together(self, turn: Prompt) -> list[Prompt]:
+        """The prompt whose turn it is, and those that may share its pass: alone where none may."""
+        longest = min(self._width.tokens, padded.longest(turn.caches))
+        if self._pads is False or not _may_share(turn, longest):
+            return [turn]
+        others = [one for one in self._prompts if one is not turn and one.rows and _may_share(one, longest)]
+        taken = company(turn.end, [one.end for one in others], self._width.tokens)
+        if taken and self._pads is None:
+            self._pads = padded.works(self._model, self._make_cache)
+        return [turn, *(others[place] for place in taken)] if self._pads else [turn]
+
+    def run_together(self, prompts: Sequence[Prompt]) -> bool:
+        """Put whole prompts through the model in one pass. False if it failed: then each goes alone."""
+        began_s = time.perf_counter()
+        try:
+            rows = padded.prefill(self._model, self._make_cache(), [one.ids[: one.end] for one in prompts])
+        except Exception:
+            traceback.print_exc()
+            for prompt in prompts:
+                prompt.alone = True
+            return False
+        self._width.observe(len(prompts) * max(one.end for one in prompts), time.perf_counter() - began_s)
+        for prompt, caches in zip(prompts, rows, strict=True):
+            prompt.caches, prompt.done, prompt.passed_over = caches, prompt.end, 0
+        _give_back()
+        return True
+
     def cut(self, prompt: Prompt) -> int:
         """Where its next chunk ends."""
         return self._width.end(prompt.done, prompt.end, prompt.token_s)
@@ -123,8 +155,8 @@ class Prefills:
         self._width.observe(len(chunk), elapsed_s)
         prompt.token_s = elapsed_s / len(chunk)
         prompt.done = end
-        if prompt.complete and mx.get_cache_memory() > _LEFT_BYTES:
-            mx.clear_cache()
+        if prompt.complete:
+            _give_back()
 
     def hand_over(self, prompt: Prompt, keep: bool) -> list[Row]:
         """The rows of a complete prompt, each with caches of its own; keep: for rows still to come."""
@@ -136,6 +168,16 @@ class Prefills:
             rows[-1].cache = prompt.caches
             self._prompts.remove(prompt)
         return rows
+
+
+def _may_share(prompt: Prompt, longest: int) -> bool:
+    """Whether it is untouched and one pass takes all of it."""
+    return not prompt.alone and prompt.done == 0 < prompt.end <= longest
+
+
+def _give_back() -> None:
+    if mx.get_cache_memory() > _LEFT_BYTES:
+        mx.clear_cache()
 
 
 def copy_caches(caches: list[Any]) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -25,17 +25,18 @@ def shares_passes(model: Any, make_cache: Callable[[], list[Any]]) -> bool:
     offset for one number, and Gemma 2 takes the mask of rows for one of heads, without an error. So it is
     tried, once, when a second row comes.
     """
-    prompts = (_PROBE_SHORT, _PROBE_LONG)
-    try:
-        alone = mx.concatenate([model(mx.array([ids]), cache=make_cache())[:, -1] for ids in prompts])
+
+    def shared(prompts: Sequence[Sequence[int]]) -> mx.array:
         prefilled = [make_cache() for _ in prompts]
         for ids, caches in zip(prompts, prefilled, strict=True):
             model(mx.array([ids[:-1]]), cache=caches)
             mx.eval([cache.state for cache in caches])
         merged = [one.merge([one, two]) for one, two in zip(*prefilled, strict=True)]
-        shared = model(mx.array([ids[-1:] for ids in prompts]), cache=merged)[:, -1]
-        apart = mx.abs(alone[0] - alone[1]).max()
-        same = bool((mx.abs(shared - alone).max() <= _PROBE_TOLERANCE * apart).item())
+        lasts: mx.array = model(mx.array([ids[-1:] for ids in prompts]), cache=merged)[:, -1]
+        return lasts
+
+    try:
+        same = same_logits(model, make_cache, shared)
     except Exception:
         traceback.print_exc()
         same = False
@@ -43,3 +44,18 @@ def shares_passes(model: Any, make_cache: Callable[[], list[Any]]) -> bool:
         sys.stderr.write("rows of this model can't share a forward pass: each gets one of its own\n")
         sys.stderr.flush()
     return same
+
+
+def same_logits(
+    model: Any,
+    make_cache: Callable[[], list[Any]],
+    shared: Callable[[Sequence[Sequence[int]]], mx.array],
+) -> bool:
+    """Whether `shared` gives two prompts the logits [2, vocabulary] after them that each gets alone.
+
+    Raises what the model and its caches raise.
+    """
+    prompts = (_PROBE_SHORT, _PROBE_LONG)
+    alone = mx.concatenate([model(mx.array([ids]), cache=make_cache())[:, -1] for ids in prompts])
+    apart = mx.abs(alone[0] - alone[1]).max()
+    return bool((mx.abs(shared(prompts) - alone).max() <= _PROBE_TOLERANCE * apart).item())
