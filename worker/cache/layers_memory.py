@@ -7,13 +7,12 @@ knows no bfloat16, so such an array is aliased as uint16, through a view that sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from mlxpool.shared.kv.record_file import Tensor
 from mlxpool.worker.cache.layers_kinds import Unfit
 
 _DTYPES: dict[str, mx.Dtype] = {
@@ -51,15 +50,9 @@ def dtype_of(name: str) -> mx.Dtype:
     return dtype
 
 
-def tensor(array: mx.array) -> Tensor:
-    """Type and shape as a file names them. Raises Unfit."""
-    return Tensor(dtype_name(array.dtype), tuple(array.shape))
-
-
-def empty(dtype: str, shape: Sequence[int]) -> mx.array:
-    """An evaluated array with memory of its own, to be filled through its alias. dtype: safetensors' name of
-    it. Raises Unfit."""
-    made = mx.zeros(tuple(shape), dtype_of(dtype))
+def empty(dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
+    """An evaluated array with memory of its own, to be filled through its alias."""
+    made = mx.zeros(tuple(shape), dtype)
     mx.eval(made)
     return made
 
@@ -68,8 +61,3 @@ def alias(array: mx.array) -> np.ndarray[Any, Any]:
     """The memory of an evaluated array, writable; bfloat16 comes as uint16. The array sees what is written,
     and so does each that shares its memory. The memory lives as long as the alias."""
     return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=False)
-
-
-def part_bytes(tensors: Mapping[str, mx.array]) -> int:
-    """Bytes of a record's part."""
-    return sum(tensor.nbytes for tensor in tensors.values())
