@@ -18,6 +18,8 @@ from mlxpool.shared.api.structure import CHOICES_LIMIT
 from mlxpool.shared.api.template_kwargs import RESERVED
 from mlxpool.shared.api.tools import TOOLS_LIMIT
 from mlxpool.shared.config import SECTIONS, ModelSettings, keys_of, seconds_text
+from mlxpool.shared.config_values import SIZE, Key
+from mlxpool.shared.units import size_text
 
 DOCS = Path(__file__).parent
 _MADE = "<!-- made by `make docs`; change the code it is made from -->"
@@ -187,11 +189,13 @@ def _table(section: type[msgspec.Struct], prefix: str | None) -> str:
     for name, key in keys_of(section).items():
         default = getattr(empty, name)
         variable = f"<br>`{prefix}{name.upper()}`" if prefix else ""
-        lines.append(f"| `{name}`{variable} | {_default(default)} | {key.kind.allowed} | {key.why} |")
+        lines.append(f"| `{name}`{variable} | {_default(key, default)} | {key.kind.allowed} | {key.why} |")
     return "\n".join(lines) + "\n"
 
 
-def _default(value: object) -> str:
+def _default(key: Key, value: object) -> str:
+    if key.kind is SIZE and isinstance(value, int):
+        return f'`"{size_text(value)}"`'
     if value is None:
         return "unset"
     if value == ():

@@ -15,7 +15,7 @@ import msgspec
 from mlxpool.parent.service.manager import Status
 from mlxpool.parent.service.spec import EXIT_BAD_CONFIG
 from mlxpool.shared.backend import INSTALL_HINT, Backend
-from mlxpool.shared.memory import MemoryPlan
+from mlxpool.shared.memory import Budget, MemoryPlan
 from mlxpool.shared.probe import ProbeReport
 from mlxpool.shared.units import format_size
 
@@ -85,7 +85,7 @@ class Facts(msgspec.Struct, frozen=True):
     disk_rate: Rate | None
     memory_total: int
     memory_available: int
-    budget: int
+    budget: Budget
     running: Running | None
     host: str
     port: int
@@ -182,21 +182,25 @@ def _blas(facts: Facts) -> Iterator[Finding]:
 def _memory(facts: Facts) -> Finding:
     held = facts.running.reserved_bytes if facts.running is not None else 0
     usable = facts.memory_available + held
+    budget = facts.budget.total_bytes
+    prompts = facts.budget.prompt_cache_bytes
     summary = (
-        f"{format_size(facts.budget)} for models, of {format_size(facts.memory_total)}; "
+        f"{format_size(facts.budget.models_bytes)} for models"
+        f"{f' and {format_size(prompts)} for their prompts' if prompts else ''},"
+        f" of {format_size(facts.memory_total)}; "
         f"{format_size(usable)} not used by other programs"
     )
-    if facts.budget > facts.memory_total:
+    if budget > facts.memory_total:
         return Finding("memory", "fail", summary, "lower [pool] memory_budget: this is more than there is")
     working_set = facts.probe.working_set_bytes if facts.probe is not None else None
-    if working_set is not None and facts.budget > working_set:
+    if working_set is not None and budget > working_set:
         return Finding(
             "memory",
             "warn",
             f"{summary}; the GPU recommends {format_size(working_set)} at most",
             f'set [pool] memory_budget = "{working_set // 10**9}GB"',
         )
-    if facts.budget > usable:
+    if budget > usable:
         return Finding(
             "memory",
             "warn",

@@ -163,9 +163,10 @@ class Library:
         asked = model.settings.context if context is None else context
         return self._plan(model, folder.facts, backend, limit_bytes, asked)
 
-    def budget_bytes(self) -> int:
-        """The memory budget on this machine, in bytes."""
-        return self._settings.budget_bytes(psutil.virtual_memory().total)
+    def budget(self) -> memory.Budget:
+        """The memory budget on this machine."""
+        total_bytes = self._settings.budget_bytes(psutil.virtual_memory().total)
+        return memory.split_budget(total_bytes, self._settings.cache.ram)
 
     def _folder(self, path: Path) -> _Folder:
         """What the files say, read again when they have changed. Raises CheckpointError if there are none."""

@@ -54,8 +54,10 @@ def look(settings: Settings, running: Running | None) -> Facts:
     probe, probe_fault = _probe(kind)
     port_state, port_fault = _port(settings, running)
     library = Library(settings)
-    budget = library.budget_bytes()
-    described = [(model.name, library.describe(model, kind, budget)) for model in library.models()]
+    budget = library.budget()
+    described = [
+        (model.name, library.describe(model, kind, budget.models_bytes)) for model in library.models()
+    ]
     memory_now = psutil.virtual_memory()
     service = setup.manager(None, os.environ)
     return Facts(

@@ -55,6 +55,7 @@ class PoolView(msgspec.Struct):
     budget_bytes: int
     reserved_bytes: int
     workers: list[WorkerView]
+    prompt_cache_bytes: int = 0
     queue: list[dict[str, Any]] = []
     leases: dict[str, Any] = {}
     counters: dict[str, int] = {}

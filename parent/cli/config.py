@@ -9,8 +9,12 @@ import click
 import msgspec
 
 from mlxpool.parent.cli.common import json_option, print_json, print_table, read_settings, settings_options
-from mlxpool.shared.config import SECTIONS, ModelSettings, Settings, json_schema, seconds_text
+from mlxpool.shared.config import SECTIONS, Cache, ModelSettings, Settings, json_schema, keys_of, seconds_text
 from mlxpool.shared.config_file import CONFIG_FILE
+from mlxpool.shared.config_values import SIZE
+from mlxpool.shared.units import size_text
+
+_SIZES = frozenset(f"cache.{name}" for name, key in keys_of(Cache).items() if key.kind is SIZE)
 
 
 @click.command("config")
@@ -33,7 +37,7 @@ def config_command(
     if as_json:
         print_json([{"key": key, "value": value, "from": origin} for key, value, origin in rows])
         return 0
-    print_table(["KEY", "VALUE", "FROM"], [[key, _text(value), origin] for key, value, origin in rows])
+    print_table(["KEY", "VALUE", "FROM"], [[key, _text(key, value), origin] for key, value, origin in rows])
     return 0
 
 
@@ -56,12 +60,14 @@ def _rows(settings: Settings) -> list[tuple[str, object, str]]:
 def _shown(key: str, value: object) -> object:
     if key == "server.api_keys" and isinstance(value, tuple):
         return f"{len(value)}, not shown" if value else value
-    if key.endswith(("_timeout", ".idle_ttl")) and isinstance(value, float):
+    if key.endswith(("_timeout", ".idle_ttl", ".idle_demote")) and isinstance(value, float):
         return "never" if math.isinf(value) else seconds_text(value)
     return value
 
 
-def _text(value: object) -> str:
+def _text(key: str, value: object) -> str:
+    if key in _SIZES and isinstance(value, int):
+        return size_text(value)
     if value is None:
         return "-"
     if isinstance(value, tuple):

@@ -63,7 +63,7 @@ def models_command(
     states = {} if server is None else {worker.model: worker.state for worker in server.pool().workers}
     entries: list[dict[str, Any]] = []
     for model in library.models():
-        described = library.describe(model, backend.detect(), library.budget_bytes())
+        described = library.describe(model, backend.detect(), library.budget().models_bytes)
         entries.append(
             {
                 "name": model.name,

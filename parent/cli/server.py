@@ -79,7 +79,10 @@ def status_command(config_file: Path | None, home: Path | None, as_json: bool) -
     click.echo(
         f"running at {server.url} (pid {address.pid}) for {format_duration(time.time() - address.started)}"
     )
-    click.echo(f"memory   {format_size(pool.reserved_bytes)} reserved of {format_size(pool.budget_bytes)}")
+    prompts = f", {format_size(pool.prompt_cache_bytes)} for prompts" if pool.prompt_cache_bytes else ""
+    click.echo(
+        f"memory   {format_size(pool.reserved_bytes)} reserved of {format_size(pool.budget_bytes)}{prompts}"
+    )
     click.echo(f"workers  {len(pool.workers)}")
     click.echo(f"waiting  {format_count(len(pool.queue), 'request')}")
     counted = (

@@ -86,12 +86,14 @@ class LibraryRoutes:
         model = self._library.resolve(request.query["model"])
         context = _context(request.query.get("context"))
         try:
-            plan = self._library.fit(model, self._pool.backend, self._pool.budget_bytes, context)
+            plan = self._library.fit(model, self._pool.backend, self._pool.budget.models_bytes, context)
         except CheckpointError as problem:
             raise error(
                 "invalid_request", f"{model.name} can't be loaded: {problem}", param="model"
             ) from None
+        budget = self._pool.budget
         body: dict[str, Any] = {"model": model.name, "explanation": plan.explanation}
+        body |= {"budget_bytes": budget.total_bytes, "prompt_cache_bytes": budget.prompt_cache_bytes}
         return json_response(body | msgspec.to_builtins(plan))
 
     async def remove(self, request: web.Request) -> web.Response:
@@ -117,7 +119,7 @@ class LibraryRoutes:
         return json_response(Removed(model.name, str(model.path), size_bytes))
 
     def _entry(self, model: LibraryModel) -> LibraryEntry:
-        described = self._library.describe(model, self._pool.backend, self._pool.budget_bytes)
+        described = self._library.describe(model, self._pool.backend, self._pool.budget.models_bytes)
         slot, plan = self._pool.slot(model.name), described.plan
         is_broken = described.fault is not None and (slot is None or not slot.alive)
         return LibraryEntry(

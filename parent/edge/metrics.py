@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from mlxpool.parent.pool.service import PoolService, WorkerView
+from mlxpool.parent.pool.service import PoolService
+from mlxpool.parent.pool.views import WorkerView
 from mlxpool.shared.trace import Outcome
 
 if TYPE_CHECKING:

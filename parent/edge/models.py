@@ -67,7 +67,7 @@ class ModelListing:
 
 def view_model(pool: PoolService, library: Library, model: LibraryModel) -> ModelView:
     """The entry of one model."""
-    described = library.describe(model, pool.backend, pool.budget_bytes)
+    described = library.describe(model, pool.backend, pool.budget.models_bytes)
     slot = pool.slot(model.name)
     plan = described.plan
     failed = described.fault is not None and (slot is None or not slot.alive)

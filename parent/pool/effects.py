@@ -19,10 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from mlxpool.shared.control import DrainReport, Failed, Heartbeat, Imported, Launch, Loading, Status
+from mlxpool.shared.control import Failed, Heartbeat, Imported, Launch, Loading, Status
 from mlxpool.shared.errors import ApiError
 
 from .process import WorkerProcess
+from .prompt_caches import PromptCaches
 from .scheduler import Scheduler
 from .state import ModelSpec, Ticket
 from .upstream import Upstream, UpstreamError
@@ -34,8 +35,6 @@ logger = logging.getLogger("mlxpool.pool")
 READY_PROBE_TIMEOUT_S = 10.0
 # A worker that says why it failed ends next; its last lines are complete then.
 FAILED_EXIT_WAIT_S = 1.0
-# The worker's own time-out ends a drain; this much later it is taken for hung.
-DRAIN_MARGIN_S = 5.0
 # Lines of a failed worker's log that go into the error a client reads.
 REASON_TAIL_LINES = 5
 # The lines of a traceback that are not indented; then the exception's own, class and text.
@@ -140,11 +139,14 @@ class PoolEffects:
         run_folder: Path,
         log_folder: Path,
         drain_timeout_s: float,
-        launch: Callable[[str, str], Launch],
+        cache_bytes: int,
+        launch: Callable[[str, str, int], Launch],
         changed: Callable[[], None],
         listeners: Listeners,
     ) -> None:
-        """argv, env: every worker's. launch: (model, socket path) → Launch. changed: called after events."""
+        """argv, env: every worker's. cache_bytes: of memory, for the prompts of all. launch: (model, socket
+        path, its share of cache_bytes) → Launch. changed: called after events.
+        """
         self._argv = argv
         self._env = env
         self._run_folder = run_folder
@@ -156,6 +158,7 @@ class PoolEffects:
         self._loop = asyncio.get_running_loop()
         self._logs: dict[str, RotatingLog] = {}
         self.workers: dict[int, Worker] = {}
+        self.caches = PromptCaches(cache_bytes, self._upstream, self._background)
         self.grants: dict[int, Grant] = {}
         self.recent: collections.deque[PoolEvent] = collections.deque(maxlen=RECENT_EVENTS)
 
@@ -197,19 +200,23 @@ class PoolEffects:
     def go(self, worker: int, spec: ModelSpec) -> None:
         """Send the Launch."""
         process = self.workers[worker].process
-        process.go(self._launch(spec.name, str(process.socket)))
+        share = self.caches.launched(worker)
+        process.go(self._launch(spec.name, str(process.socket), share))
 
     def drain(self, worker: int) -> None:
         """Ask the worker to drain, in the background."""
-        self._background(worker, self._drain(self.workers[worker]))
+        self.caches.leaving(worker)
+        self._background(worker, self._drain(worker))
 
     def stop(self, worker: int) -> None:
         """SIGTERM, then SIGKILL."""
+        self.caches.leaving(worker)
         self.workers[worker].process.stop()
 
     def kill(self, worker: int) -> None:
         """SIGKILL."""
         if worker in self.workers:
+            self.caches.leaving(worker)
             self.workers[worker].process.kill()
 
     def grant(self, ticket: Ticket) -> None:
@@ -242,7 +249,8 @@ class PoolEffects:
         happened = PoolEvent(time.time(), event, model, detail)
         self.recent.append(happened)
         self._listeners.event(happened)
-        logger.info("%s %s%s", event, model, f": {detail}" if detail else "")
+        level = logging.WARNING if event == "loss" else logging.INFO
+        logger.log(level, "%s %s%s", event, model, f": {detail}" if detail else "")
 
     def _log_of(self, model: str) -> RotatingLog:
         known = self._logs.get(model)
@@ -277,6 +285,8 @@ class PoolEffects:
             return
         if isinstance(message, Heartbeat):
             _measure(known, message.tokens, self.now())
+            if message.cache is not None:
+                self.caches.heard(worker, known.spec.name, message.cache)
             self.scheduler.on_heartbeat(worker, message.progress, message.pending)
         elif isinstance(message, Imported):
             self.scheduler.on_imported(worker)
@@ -305,6 +315,7 @@ class PoolEffects:
         for task in known.tasks:
             task.cancel()
         known.upstream.close()
+        self.caches.gone(worker)
         self.scheduler.on_exit(worker, self._with_tail(known, known.reason or reason) if loading else reason)
         self._changed()
 
@@ -330,28 +341,28 @@ class PoolEffects:
                 logger.exception("asking worker %d whether it is ready", known.number)
             problem = f"its socket does not answer ({type(err).__name__})"
         if problem is None:
+            self.caches.ready(known.number)
             self.scheduler.on_ready(known.number)
         else:
             self.scheduler.on_failed(known.number, f"the worker says it is ready, but {problem}")
         self._changed()
 
-    async def _drain(self, known: Worker) -> None:
+    async def _drain(self, worker: int) -> None:
         """Drain over the socket; whatever happens, `on_drained` follows."""
-        limit = self.drain_timeout_s
-        try:
-            async with asyncio.timeout(limit + DRAIN_MARGIN_S):
-                target = f"/control/drain?timeout_s={limit:g}"
-                async with await known.upstream.request("POST", target) as answer:
-                    report = msgspec.json.decode(await answer.read(), type=DrainReport)
-            detail = "drained" if report.durable else f"not all was durable: {report.missing} missing"
-        except Exception as err:  # whatever it is, `on_drained` must follow
-            if not isinstance(err, UpstreamError | TimeoutError | msgspec.MsgspecError):
-                logger.exception("draining worker %d", known.number)
-            detail = f"the drain failed ({type(err).__name__})"
-        self.scheduler.on_drained(known.number, detail)
+        ended = await self.caches.drain(worker, self.drain_timeout_s)
+        if not ended.durable and (known := self.workers.get(worker)) is not None:
+            self.log("loss", known.spec.name, ended.text)
+        self.scheduler.on_drained(worker, ended.text if ended.durable else "")
         self._changed()
 
+    def _upstream(self, worker: int) -> Upstream | None:
+        known = self.workers.get(worker)
+        return known.upstream if known is not None else None
+
     def _background(self, worker: int, work: Coroutine[None, None, None]) -> None:
+        if worker not in self.workers:
+            work.close()
+            return
         task = self._loop.create_task(work)
         tasks = self.workers[worker].tasks
         tasks.add(task)

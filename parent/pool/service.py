@@ -16,17 +16,19 @@ import msgspec
 from mlxpool.parent.library import Description, Library, LibraryModel
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.config import ModelSettings, Settings
-from mlxpool.shared.control import Launch, Phase, WorkerStats
+from mlxpool.shared.control import Launch, WorkerStats
 from mlxpool.shared.errors import ApiError
 from mlxpool.shared.memory import OVERHEAD_BYTES
 from mlxpool.shared.trace import FILE_NAME
 
 from .contract import Limits
-from .effects import Grant, Listeners, PoolEffects, PoolEvent
+from .effects import Grant, Listeners, PoolEffects
 from .footprint import footprint_bytes
+from .prompt_caches import FlushReport
 from .scheduler import Scheduler
-from .specs import make_launch, make_spec
+from .specs import make_cache_launch, make_launch, make_spec
 from .state import ModelSpec, Slot
+from .views import CachePanel, PoolView, QueueView, WorkerView
 from .worker_log import last_lines, log_path
 
 logger = logging.getLogger("mlxpool.pool")
@@ -37,49 +39,6 @@ SPEC_TTL_S = 1.0
 FOOTPRINT_INTERVAL_S = 5.0
 # A worker's event loop answers at once; one that doesn't is stopped or dying.
 STATS_TIMEOUT_S = 5.0
-
-
-class WorkerView(msgspec.Struct, frozen=True):
-    """One entry of `GET /api/pool`. since, last_used: unix seconds.
-
-    unloading: an unload was asked for and waits for the requests that came before it.
-    """
-
-    model: str
-    state: Phase
-    pid: int | None
-    since: float
-    planned_bytes: int
-    footprint_bytes: int
-    active: int
-    queued: int
-    restarts: int
-    pinned: bool
-    last_used: float | None
-    reason: str | None
-    loaded_bytes: int
-    total_bytes: int
-    tokens_per_s: float
-    unloading: bool
-
-
-class QueueView(msgspec.Struct, frozen=True):
-    """One waiting request."""
-
-    model: str
-    waiting_s: float
-
-
-class PoolView(msgspec.Struct, frozen=True):
-    """The body of `GET /api/pool`."""
-
-    budget_bytes: int
-    reserved_bytes: int
-    workers: list[WorkerView]
-    queue: list[QueueView]
-    leases: dict[str, int]
-    counters: dict[str, int]
-    recent: list[PoolEvent]
 
 
 def _serves_differently(was: ModelSettings, now: ModelSettings, reserved: int, fresh: ModelSpec) -> bool:
@@ -114,17 +73,18 @@ class PoolService:
         self.listeners = Listeners()
         self.changed: Callable[[], None] = lambda: None  # after every event, for those who show the pool
         self._epoch = time.time() - time.monotonic()  # monotonic → unix seconds, for people
+        self.budget = library.budget()
         self.effects = PoolEffects(
             argv=argv,
             env=env,
             run_folder=run_folder,
             log_folder=settings.home / "logs",
             drain_timeout_s=settings.pool.drain_timeout,
+            cache_bytes=self.budget.prompt_cache_bytes,
             launch=self._launch,
             changed=self._after,
             listeners=self.listeners,
         )
-        self.budget_bytes = library.budget_bytes()
         self.scheduler = self.effects.scheduler = Scheduler(self._limits(), self.effects)
 
     # ---- requests ---------------------------------------------------------------------------------------
@@ -160,7 +120,7 @@ class PoolService:
         known = self._specs.get(model.name)
         if known is not None and now < known[0] and known[2] is model:
             return known[1]
-        described = self.library.describe(model, self.backend, self.budget_bytes)
+        described = self.library.describe(model, self.backend, self.budget.models_bytes)
         if known is not None and known[3] is described and known[2] is model:
             spec = known[1]
         else:
@@ -168,10 +128,11 @@ class PoolService:
         self._specs[model.name] = (now + SPEC_TTL_S, spec, model, described)
         return spec
 
-    def _launch(self, name: str, socket: str) -> Launch:
+    def _launch(self, name: str, socket: str, cache_bytes: int) -> Launch:
         _, _, model, described = self._specs[name]
         trace = self.settings.home / "logs" / FILE_NAME if self.settings.server.trace else None
-        return make_launch(model, described, socket, str(trace) if trace is not None else None)
+        cache = make_cache_launch(self.settings, cache_bytes)
+        return make_launch(model, described, socket, str(trace) if trace is not None else None, cache)
 
     # ---- commands ---------------------------------------------------------------------------------------
 
@@ -195,8 +156,10 @@ class PoolService:
         old, self.settings = self.settings, settings
         self._specs.clear()
         self.effects.drain_timeout_s = settings.pool.drain_timeout
-        self.budget_bytes = self.library.budget_bytes()
+        self.budget = self.library.budget()
+        self.effects.caches.resize(self.budget.prompt_cache_bytes)
         self.scheduler.on_limits(self._limits())
+        keeps_differently = make_cache_launch(old, 0) != make_cache_launch(settings, 0)
         for name, slot in list(self.scheduler.slots.items()):
             model = self.library.find(name)
             if model is None:
@@ -205,7 +168,9 @@ class PoolService:
             was = old.model(name)
             if model.settings.pin != was.pin:
                 self.pin(model, model.settings.pin)
-            if slot.told_go and _serves_differently(was, model.settings, slot.reserved, self.spec(model)):
+            if slot.told_go and (
+                keeps_differently or _serves_differently(was, model.settings, slot.reserved, self.spec(model))
+            ):
                 self.scheduler.on_unload(name)
                 self._leaving.add(name)
             elif name in self._leaving:  # an earlier reload's wish that this one takes back
@@ -220,7 +185,7 @@ class PoolService:
     def _limits(self) -> Limits:
         pool = self.settings.pool
         return Limits(
-            budget_bytes=self.budget_bytes,
+            budget_bytes=self.budget.models_bytes,
             spare_bytes=OVERHEAD_BYTES[self.backend] if pool.spare_worker else 0,
             queue_timeout_s=pool.queue_timeout,
             load_timeout_s=pool.load_timeout,
@@ -241,12 +206,14 @@ class PoolService:
             (t for s in self.scheduler.slots.values() for t in s.waiting), key=lambda t: t.number
         )
         return PoolView(
-            budget_bytes=self.budget_bytes,
+            budget_bytes=self.budget.total_bytes,
+            prompt_cache_bytes=self.budget.prompt_cache_bytes,
             reserved_bytes=sum(s.reserved for s in self.scheduler.slots.values()),
             workers=[self._worker_view(slot) for slot in slots],
             queue=[QueueView(t.model, round(now - t.arrived, 3)) for t in waiting],
             leases={"shared": sum(len(s.running) for s in slots), "exclusive": 0, "waiting": 0},
             counters=msgspec.to_builtins(self.scheduler.counters),
+            cache=self._cache_panel(),
             recent=list(self.effects.recent)[-20:],
         )
 
@@ -269,7 +236,39 @@ class PoolService:
             total_bytes=slot.total_bytes,
             tokens_per_s=worker.tokens_per_s if worker is not None else 0.0,
             unloading=slot.unload_before is not None,
+            cache=self.effects.caches.tally.of(slot.worker),
         )
+
+    def _cache_panel(self) -> CachePanel:
+        tally, cache = self.effects.caches.tally, self.settings.cache
+        told = tally.all()
+        return CachePanel(
+            bytes=told.bytes,
+            max_bytes=self.budget.prompt_cache_bytes,
+            ssd=cache.ssd,
+            ssd_bytes=told.ssd_bytes,
+            ssd_max_bytes=cache.ssd_budget,
+            hits=told.hits,
+            misses=told.misses,
+            cached_tokens=told.cached_tokens,
+            pending=told.pending,
+            restores=told.restores,
+            restore_ms_last=told.restore_ms_last,
+            drains=sum(tally.drains.values()),
+            losses=tally.drains[False],
+            off=told.off,
+        )
+
+    def workers(self) -> dict[str, int]:
+        """Model → worker number of those that can be asked something."""
+        slots = self.scheduler.slots.values()
+        return {
+            slot.name: slot.worker for slot in slots if slot.phase in ("ready", "draining") and slot.alive
+        }
+
+    async def flush(self, timeout_s: float) -> FlushReport:
+        """Have all workers write the prompts that are not on disk yet; see `POST /api/cache/flush`."""
+        return await self.effects.caches.flush(self.workers(), timeout_s)
 
     async def worker_stats(self, name: str) -> WorkerStats | None:
         """What the model's worker says of itself; None where none serves. Raises UpstreamError."""
@@ -339,11 +338,16 @@ class PoolService:
         self.scheduler.on_tick()
         self._after()
 
+    def _prompt_bytes(self, worker: int) -> int:
+        """What of a worker's footprint is its prompt cache: no plan holds it. On CUDA it is no part of it."""
+        told = self.effects.caches.tally.of(worker)
+        return told.bytes if told is not None and self.backend != "cuda" else 0
+
     async def _watch_footprints(self) -> None:
         while True:
             await asyncio.sleep(FOOTPRINT_INTERVAL_S)
             for number, worker in list(self.effects.workers.items()):
                 size = await self._loop.run_in_executor(None, footprint_bytes, worker.process.pid)
                 if size:
-                    self.scheduler.on_footprint(number, size)
+                    self.scheduler.on_footprint(number, max(1, size - self._prompt_bytes(number)))
             self._after()

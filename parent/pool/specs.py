@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from mlxpool.parent.library import Description, LibraryModel
-from mlxpool.shared.control import Launch
+from mlxpool.shared.config import Settings
+from mlxpool.shared.control import CacheLaunch, Launch
 
 from .state import ModelSpec
 
@@ -31,7 +32,23 @@ def make_spec(model: LibraryModel, described: Description, queue_limit: int) -> 
     )
 
 
-def make_launch(model: LibraryModel, described: Description, socket: str, trace_path: str | None) -> Launch:
+def make_cache_launch(settings: Settings, ram_bytes: int) -> CacheLaunch:
+    """How a worker with this share of memory keeps prompts."""
+    cache = settings.cache
+    on_disk = cache.ssd and cache.ssd_budget > 0
+    return CacheLaunch(
+        ram_bytes=ram_bytes,
+        folder=str(settings.kv_folder) if on_disk else None,
+        ssd_budget_bytes=cache.ssd_budget if on_disk else 0,
+        idle_demote_s=cache.idle_demote if math.isfinite(cache.idle_demote) else None,
+        verify=cache.verify,
+        spill_queue_bytes=cache.spill_queue,
+    )
+
+
+def make_launch(
+    model: LibraryModel, described: Description, socket: str, trace_path: str | None, cache: CacheLaunch
+) -> Launch:
     """What the worker is told. Only for a model that has a plan."""
     own, plan = model.settings, described.plan
     assert plan is not None
@@ -52,4 +69,5 @@ def make_launch(model: LibraryModel, described: Description, socket: str, trace_
         tool_parser=own.tool_parser,
         reasoning_parser=own.reasoning_parser,
         trace_path=trace_path,
+        cache=cache,
     )

@@ -278,7 +278,7 @@ async def test_a_lowered_budget_lets_idle_models_go(tmp_path: Path, models: Path
     async with serve(tmp_path, models=models, scripted=True, config="") as served:
         await served.chat("a")
         await served.chat("b")
-        await reload(served, '[pool]\nmemory_budget = "700MB"\n', "http")
+        await reload(served, '[cache]\nram = 0\n[pool]\nmemory_budget = "700MB"\n', "http")
         await served.until_state("a", "absent")
         assert await served.state("b") == "ready"
         await reload(served, '[models."b"]\npin = true\n', "http")

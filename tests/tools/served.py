@@ -177,6 +177,9 @@ async def serve(
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLXPOOL_")} | (env or {})
     # Tests count processes; those that want a spare say so.
     environment.setdefault("MLXPOOL_POOL_SPARE_WORKER", "false")
+    # A budget that a test chose is for its models; one that is about prompts says how much is theirs.
+    if budget is not None:
+        environment.setdefault("MLXPOOL_CACHE_RAM", "0")
     for key, value in (settings or {}).items():
         environment[f"MLXPOOL_{key.replace('.', '_').upper()}"] = value
     argv = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlxpool.shared import config
-from mlxpool.shared.config import ConfigError, Defaults, ModelSettings, Pool, Server, load
+from mlxpool.shared.config import Cache, ConfigError, Defaults, ModelSettings, Pool, Server, load
 
 
 def write(folder: Path, text: str) -> Path:
@@ -39,6 +39,14 @@ def test_without_a_file_every_value_is_its_default(tmp_path: Path) -> None:
         queue_timeout=600.0,
         stall_timeout=60.0,
         drain_timeout=120.0,
+    )
+    assert settings.cache == Cache(
+        ram=8 * 10**9,
+        ssd=True,
+        ssd_budget=32 * 10**9,
+        idle_demote=300.0,
+        verify=True,
+        spill_queue=2 * 10**9,
     )
     assert settings.defaults == Defaults()
     assert settings.home == tmp_path
@@ -176,7 +184,9 @@ def test_the_homes_own_file_is_read_when_none_is_named(tmp_path: Path) -> None:
             '[aliases]\n"a" = "b"\n"b" = "c"\n',
             "aliases.\"a\" = 'b': an alias leads to a model, not to another alias",
         ),
-        ("[cache]\nram = 1\n", "[cache] is not in this version yet; remove the section"),
+        ("[cache]\nram = -1\n", "cache.ram = -1: a size can't be negative: -1"),
+        ("[cache]\nssd = 1\n", "cache.ssd = 1: use true or false"),
+        ("[cache]\nrom = 1\n", "unknown key cache.rom; did you mean ram?"),
         ("[history]\n", "[history] is not in this version yet; remove the section"),
         ("[colibri]\n", "[colibri] is not in this version yet; remove the section"),
         ("[defaults]\nthinking = 1\n", "defaults.thinking = 1: use true or false"),
@@ -288,7 +298,10 @@ def test_a_number_without_an_end_is_refused(tmp_path: Path, key: str, value: str
             {"MLXPOOL_POOL_IDL_TTL": "1"},
             "environment: unknown MLXPOOL_POOL_IDL_TTL; did you mean MLXPOOL_POOL_IDLE_TTL?",
         ),
-        ({"MLXPOOL_CACHE_RAM": "1"}, "environment: MLXPOOL_CACHE_RAM is not in this version yet; unset it"),
+        (
+            {"MLXPOOL_HISTORY_MAX_AGE": "1"},
+            "environment: MLXPOOL_HISTORY_MAX_AGE is not in this version yet; unset it",
+        ),
         (
             {"MLXPOOL_SRVER_PORT": "1"},
             "environment: unknown MLXPOOL_SRVER_PORT; did you mean MLXPOOL_SERVER_PORT?",
@@ -341,7 +354,8 @@ def test_variables_are_read_as_what_their_key_is(tmp_path: Path) -> None:
         "MLXPOOL_POOL_MEMORY_BUDGET": "1000000",
         "MLXPOOL_DEFAULTS_TEMPERATURE": "0.5",
     }
-    settings = load(None, env, {})
+    settings = load(None, {**env, "MLXPOOL_CACHE_RAM": "512MiB", "MLXPOOL_CACHE_SSD": "0"}, {})
+    assert settings.cache == Cache(ram=512 * 2**20, ssd=False)
     assert settings.server.api_keys == ("one", "two")
     assert settings.pool.idle_ttl == math.inf
     assert settings.pool.stall_timeout == 120.0
@@ -388,7 +402,7 @@ def test_a_budget_is_explicit_only_when_someone_chose_it(tmp_path: Path) -> None
     assert load(write(tmp_path, '[pool]\nmemory_budget = "75%"\n'), {}, {}).budget_is_explicit
 
 
-@pytest.mark.parametrize("section", [Server, Pool, Defaults, ModelSettings])
+@pytest.mark.parametrize("section", [Server, Pool, Cache, Defaults, ModelSettings])
 def test_schema_and_struct_name_the_same_keys_with_the_same_defaults(section: type) -> None:
     schema = config.json_schema()["properties"]
     if section is ModelSettings:
@@ -404,4 +418,11 @@ def test_schema_and_struct_name_the_same_keys_with_the_same_defaults(section: ty
 
 
 def test_schema_knows_every_section() -> None:
-    assert set(config.json_schema()["properties"]) == {"server", "pool", "defaults", "aliases", "models"}
+    assert set(config.json_schema()["properties"]) == {
+        "server",
+        "pool",
+        "cache",
+        "defaults",
+        "aliases",
+        "models",
+    }

@@ -16,7 +16,7 @@ import pytest
 from mlxpool.parent.doctor import Facts, Finding, ModelFact, Rate, Running, findings
 from mlxpool.parent.run_folder import Address, write_address
 from mlxpool.parent.service.manager import Status
-from mlxpool.shared.memory import MemoryPlan
+from mlxpool.shared.memory import Budget, MemoryPlan
 from mlxpool.shared.probe import ProbeReport
 from tests.tools.model_folders import write_model
 
@@ -60,7 +60,7 @@ HEALTHY = Facts(
     disk_rate=Rate(write=2e9, read=5e9),
     memory_total=64 * GB,
     memory_available=50 * GB,
-    budget=48 * GB,
+    budget=Budget(48 * GB),
     running=None,
     host="127.0.0.1",
     port=8420,
@@ -134,15 +134,19 @@ def test_a_healthy_machine_is_told_line_by_line() -> None:
             *("blas", "warn", "/lib/libopenblas.so.0, 9 GFLOP/s", "busy, or a thread count set?"),
         ),
         (
-            {"budget": 65 * GB},
+            {"budget": Budget(65 * GB)},
             "memory",
             "fail",
             "65.0 GB for models, of 64.0 GB",
             "lower [pool] memory_budget",
         ),
         (
-            {"budget": 50 * GB},
+            {"budget": Budget(50 * GB)},
             *("memory", "warn", "the GPU recommends 48.0 GB at most", '[pool] memory_budget = "48GB"'),
+        ),
+        (
+            {"budget": Budget(48 * GB, 8 * GB)},
+            *("memory", "ok", "40.0 GB for models and 8.0 GB for their prompts, of 64.0 GB", ""),
         ),
         ({"memory_available": 20 * GB}, "memory", "warn", "20.0 GB not used", "end other programs"),
         (

@@ -53,7 +53,7 @@ export function Fit({ model, onClose }) {
     <table class="plan"><tbody>
       ${ITEMS.map(([key, word]) => html`<tr key=${key}><th scope="row">${word}</th><td>${bytes(plan[key])}</td></tr>`)}
       <tr class="sum"><th scope="row">Reserved</th><td>${bytes(plan.planned_bytes)}</td></tr>
-      ${plan.limit_bytes !== null && html`<tr><th scope="row">Budget</th><td>${bytes(plan.limit_bytes)}</td></tr>`}
+      ${plan.limit_bytes !== null && html`<tr><th scope="row">Budget for models</th><td>${bytes(plan.limit_bytes)}</td></tr>`}
     </tbody></table>
     <p role="status" class=${fits ? "good" : "bad"}>${fits
       ? `Fits, with a context of ${count(plan.context)} tokens.`

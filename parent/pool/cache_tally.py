@@ -1,0 +1,78 @@
+"""What prompt caches have done since the parent's start, by model, from what heartbeats say. Pure.
+
+A worker counts from its own start and forgets with its end; here its last word is kept, so that counters only
+rise. Owned by `PromptCaches`, on the event loop.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from mlxpool.shared.control import CacheSummary
+
+# What only rises while a worker lives. Of the other fields, those of the disk outlive their worker.
+COUNTERS = ("hits", "misses", "cached_tokens", "spills", "restores", "restore_ms", "dropped", "failed")
+
+
+def add(one: CacheSummary, other: CacheSummary) -> CacheSummary:
+    """Both together: counters and sizes add up; of what is one thing at a time, `other`'s where it has it."""
+    summed = (*COUNTERS, "bytes", "ssd_bytes", "ssd_entries", "pending")
+    return CacheSummary(
+        **{name: getattr(one, name) + getattr(other, name) for name in summed},
+        restore_ms_last=other.restore_ms_last or one.restore_ms_last,
+        off=other.off if other.off is not None else one.off,
+    )
+
+
+class CacheTally:
+    """Counters by model, and drains by how they ended."""
+
+    def __init__(self) -> None:
+        self._ended: dict[str, CacheSummary] = {}
+        self._live: dict[int, tuple[str, CacheSummary]] = {}
+        self.drains = {True: 0, False: 0}
+
+    def heard(self, worker: int, model: str, summary: CacheSummary) -> None:
+        """A worker's newest word replaces its last one."""
+        self._live[worker] = model, summary
+
+    def of(self, worker: int) -> CacheSummary | None:
+        """What a live worker said last, of its own life alone."""
+        known = self._live.get(worker)
+        return known[1] if known is not None else None
+
+    def ended(self, worker: int) -> None:
+        """The worker is gone: what it has done stays counted, what it held is gone but for the disk's."""
+        known = self._live.pop(worker, None)
+        if known is None:
+            return
+        model, said = known
+        before = self._ended.get(model, CacheSummary())
+        counted = {name: getattr(before, name) + getattr(said, name) for name in COUNTERS}
+        self._ended[model] = CacheSummary(
+            **counted,
+            ssd_bytes=said.ssd_bytes,
+            ssd_entries=said.ssd_entries,
+            restore_ms_last=said.restore_ms_last or before.restore_ms_last,
+        )
+
+    def drained(self, durable: bool) -> None:
+        """A drain is over."""
+        self.drains[durable] += 1
+
+    def by_model(self) -> dict[str, CacheSummary]:
+        """Of every model that ever had a worker: since the parent's start."""
+        found = dict(self._ended)
+        for model, said in self._live.values():
+            before = found.get(model, CacheSummary())
+            # The disk's files are the model's, not the worker's: the live one knows them.
+            on_disk = msgspec.structs.replace(before, ssd_bytes=0, ssd_entries=0)
+            found[model] = add(on_disk, said)
+        return found
+
+    def all(self) -> CacheSummary:
+        """Of all models together."""
+        total = CacheSummary()
+        for summary in self.by_model().values():
+            total = add(total, summary)
+        return total

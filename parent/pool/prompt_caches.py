@@ -1,0 +1,195 @@
+"""The prompt caches of all workers as one: their shares of memory, their drains, flushes and counts.
+
+Decides nothing: cache_shares.py says who is told what, cache_tally.py counts. This tells and hears it, over
+the workers' sockets, in the background: no load, no eviction and no request waits for a share to be taken
+up. Owned by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mlxpool.shared.control import CacheShare, CacheSummary, DrainReport
+
+from .cache_shares import CacheShares, Move
+from .cache_tally import CacheTally
+from .upstream import Upstream, UpstreamError
+
+logger = logging.getLogger("mlxpool.pool")
+
+# A share is given up by writing to disk what has no room any more: gigabytes, at a disk's pace.
+SHARE_TIMEOUT_S = 60.0
+# The worker's own time-out ends a drain or a flush; this much later it is taken for hung.
+REPORT_MARGIN_S = 5.0
+
+# What asking a worker may fail with; anything else is a fault of ours.
+NO_ANSWER = (UpstreamError, TimeoutError, msgspec.MsgspecError)
+
+
+class FlushReport(msgspec.Struct, frozen=True):
+    """The answer of `POST /api/cache/flush`: the workers' reports together, and each by its model's name."""
+
+    durable: bool
+    flushed: int
+    missing: int
+    pending: int
+    dropped: int
+    failed: int
+    elapsed_ms: float
+    models: dict[str, DrainReport]
+
+
+class Drained(NamedTuple):
+    """How a drain ended. text: for a person."""
+
+    durable: bool
+    text: str
+
+
+class PromptCaches:
+    """Which worker may keep how much, and what all of them have done."""
+
+    def __init__(
+        self,
+        total_bytes: int,
+        upstream: Callable[[int], Upstream | None],
+        background: Callable[[int, Coroutine[None, None, None]], None],
+    ) -> None:
+        """upstream: to a worker, None where it is gone. background: runs something while the worker lives."""
+        self._shares = CacheShares(total_bytes)
+        self._upstream = upstream
+        self._background = background
+        self.total_bytes = total_bytes
+        self.tally = CacheTally()
+
+    # ---- shares -------------------------------------------------------------------------------------------
+
+    def resize(self, total_bytes: int) -> None:
+        """Another total from now on."""
+        self.total_bytes = total_bytes
+        self._shares.resize(total_bytes)
+        self._tell()
+
+    def launched(self, worker: int) -> int:
+        """The share of a worker that is about to be told its model; the others make room for it."""
+        share = self._shares.join(worker)
+        self._tell()
+        return share
+
+    def ready(self, worker: int) -> None:
+        """The worker's socket answers."""
+        self._shares.reach(worker)
+        self._tell()
+
+    def leaving(self, worker: int) -> None:
+        """The worker drains or stops."""
+        self._shares.settle(worker)
+
+    def gone(self, worker: int) -> None:
+        """The worker is no more."""
+        self._shares.leave(worker)
+        self.tally.ended(worker)
+        self._tell()
+
+    def share_of(self, worker: int) -> int:
+        """What it may hold now."""
+        return self._shares.of(worker)
+
+    def _tell(self) -> None:
+        for move in self._shares.moves():
+            self._background(move.worker, self._share(move))
+
+    async def _share(self, move: Move) -> None:
+        body = msgspec.json.encode(CacheShare(move.ram_bytes))
+        try:
+            await self._ask(move.worker, "/control/cache", SHARE_TIMEOUT_S, body)
+        except NO_ANSWER as err:
+            logger.warning(
+                "worker %d does not take its share of the prompt cache: %s", move.worker, _why(err)
+            )
+        self._shares.answered(move.worker)
+        self._tell()
+
+    # ---- counts -------------------------------------------------------------------------------------------
+
+    def heard(self, worker: int, model: str, summary: CacheSummary) -> None:
+        """A heartbeat's word."""
+        self.tally.heard(worker, model, summary)
+
+    # ---- drains and flushes -------------------------------------------------------------------------------
+
+    async def drain(self, worker: int, timeout_s: float) -> Drained:
+        """Drain a worker, for `timeout_s` at most and a margin. Never raises."""
+        begun = time.monotonic()
+        try:
+            report = await self._report(worker, "/control/drain", timeout_s)
+        except Exception as err:  # whatever it is, the worker must be stopped next
+            if not isinstance(err, NO_ANSWER):
+                logger.exception("draining worker %d", worker)
+            self.tally.drained(False)
+            took_s = time.monotonic() - begun
+            why = f"the drain failed after {took_s:.1f} s ({_why(err)})"
+            return Drained(False, f"{why}: prompts that were not on disk yet are lost")
+        self.tally.drained(report.durable)
+        return Drained(report.durable, described(report))
+
+    async def flush(self, workers: Mapping[str, int], timeout_s: float) -> FlushReport:
+        """Have these workers (model → number) write what is not on disk yet, in parallel. Never raises."""
+        begun = time.monotonic()
+        reports = await asyncio.gather(*(self._flush(worker, timeout_s) for worker in workers.values()))
+        return FlushReport(
+            durable=all(report.durable for report in reports),
+            flushed=sum(report.flushed for report in reports),
+            missing=sum(report.missing for report in reports),
+            pending=sum(report.pending for report in reports),
+            dropped=sum(report.dropped for report in reports),
+            failed=sum(report.failed for report in reports),
+            elapsed_ms=round((time.monotonic() - begun) * 1000, 3),
+            models=dict(zip(workers, reports, strict=True)),
+        )
+
+    async def _flush(self, worker: int, timeout_s: float) -> DrainReport:
+        begun = time.monotonic()
+        try:
+            return await self._report(worker, "/control/flush", timeout_s)
+        except NO_ANSWER as err:
+            logger.warning("worker %d does not flush its prompt cache: %s", worker, _why(err))
+            return DrainReport(durable=False, elapsed_ms=round((time.monotonic() - begun) * 1000, 3))
+
+    async def _report(self, worker: int, path: str, timeout_s: float) -> DrainReport:
+        body = await self._ask(worker, f"{path}?timeout_s={timeout_s:g}", timeout_s + REPORT_MARGIN_S)
+        return msgspec.json.decode(body, type=DrainReport)
+
+    async def _ask(self, worker: int, target: str, timeout_s: float, body: bytes = b"") -> bytes:
+        """Raises one of NO_ANSWER; also where the answer is a refusal."""
+        upstream = self._upstream(worker)
+        if upstream is None:
+            raise UpstreamError("it is gone")
+        async with asyncio.timeout(timeout_s), await upstream.request("POST", target, body=body) as answer:
+            told = await answer.read()
+            if answer.status != 200:
+                raise UpstreamError(f"it answers {answer.status}")
+            return told
+
+
+def described(report: DrainReport) -> str:
+    """A drain's report in a line."""
+    took = f"in {report.elapsed_ms / 1000:.1f} s"
+    if report.durable:
+        cut = f"; {report.pending} requests were cut" if report.pending else ""
+        return f"drained {took}, all prompts are on disk ({report.flushed} records written){cut}"
+    parts = [f"not all prompts are on disk after the drain ({took}): {report.missing} records are missing"]
+    parts += [f"{report.dropped} dropped"] if report.dropped else []
+    parts += [f"{report.failed} writes failed"] if report.failed else []
+    parts += [f"{report.pending} requests were cut"] if report.pending else []
+    return ", ".join(parts)
+
+
+def _why(err: Exception) -> str:
+    return f"{type(err).__name__}: {err}" if str(err) else type(err).__name__
