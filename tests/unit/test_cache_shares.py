@@ -1,0 +1,181 @@
+"""Shares of the prompt cache: equal in the end, and never too much together on the way."""
+
+from __future__ import annotations
+
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mlxpool.parent.pool.cache_shares import CacheShares, Move
+
+
+def settled(shares: CacheShares) -> list[Move]:
+    """Let every move be answered until nothing is left to tell; all moves in order."""
+    told = []
+    while moves := shares.moves():
+        told += moves
+        for move in moves:
+            shares.answered(move.worker)
+    return told
+
+
+def test_the_only_worker_has_all_of_it() -> None:
+    shares = CacheShares(900)
+    assert shares.join(1) == 900
+    shares.reach(1)
+    assert shares.moves() == []
+
+
+def test_a_newcomer_gets_its_part_once_the_others_have_given_it_up() -> None:
+    shares = CacheShares(900)
+    shares.join(1)
+    shares.reach(1)
+    assert shares.join(2) == 0
+    assert shares.moves() == [Move(1, 450)]
+    shares.reach(2)
+    assert shares.moves() == []
+    shares.answered(1)
+    assert shares.moves() == [Move(2, 450)]
+    shares.answered(2)
+    assert shares.moves() == []
+
+
+def test_a_newcomer_begins_with_what_is_free() -> None:
+    shares = CacheShares(900)
+    assert shares.join(1) == 900
+    shares.resize(1200)
+    assert shares.join(2) == 300
+
+
+def test_a_worker_whose_socket_does_not_answer_yet_is_told_later() -> None:
+    shares = CacheShares(900)
+    shares.join(1)
+    shares.join(2)
+    assert shares.moves() == []
+    shares.reach(2)
+    assert shares.moves() == []
+    shares.reach(1)
+    assert settled(shares) == [Move(1, 450), Move(2, 450)]
+
+
+def test_what_a_worker_leaves_goes_to_the_others() -> None:
+    shares = CacheShares(900)
+    for worker in (1, 2, 3):
+        shares.join(worker)
+        shares.reach(worker)
+        settled(shares)
+    shares.leave(2)
+    assert settled(shares) == [Move(1, 450), Move(3, 450)]
+
+
+def test_one_that_drains_keeps_its_share_and_is_told_nothing() -> None:
+    shares = CacheShares(900)
+    for worker in (1, 2):
+        shares.join(worker)
+        shares.reach(worker)
+        settled(shares)
+    shares.settle(1)
+    assert shares.join(3) == 0
+    assert settled(shares) == [Move(2, 300)]
+    shares.reach(3)
+    # 450 stay with the one that drains: its part can't be given away before it is gone.
+    assert settled(shares) == [Move(3, 150)]
+    shares.leave(1)
+    assert settled(shares) == [Move(2, 450), Move(3, 450)]
+
+
+def test_a_worker_that_leaves_with_a_move_out_is_forgotten() -> None:
+    shares = CacheShares(900)
+    shares.join(1)
+    shares.reach(1)
+    shares.join(2)
+    assert shares.moves() == [Move(1, 450)]
+    shares.leave(1)
+    shares.answered(1)
+    shares.reach(2)
+    assert settled(shares) == [Move(2, 900)]
+    assert shares.held_bytes == 900
+
+
+def test_no_memory_for_prompts_is_a_share_of_none() -> None:
+    shares = CacheShares(0)
+    assert shares.join(1) == 0
+    shares.reach(1)
+    assert shares.moves() == []
+    shares.resize(100)
+    assert settled(shares) == [Move(1, 100)]
+    shares.resize(0)
+    assert settled(shares) == [Move(1, 0)]
+
+
+class Story(RuleBasedStateMachine):
+    """Workers come, answer, drain and go in any order; the world keeps its own account of what they hold."""
+
+    TOTAL = 1000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shares = CacheShares(self.TOTAL)
+        self.holds: dict[int, int] = {}
+        self.out: dict[int, int] = {}
+        self.reachable: set[int] = set()
+        self.last = 0
+
+    def tell(self) -> None:
+        for worker, share in self.shares.moves():
+            assert worker in self.reachable
+            assert worker not in self.out
+            self.out[worker] = share
+            # A larger share may be used from the moment it is told; a smaller one is given up by the answer.
+            self.holds[worker] = max(self.holds[worker], share)
+
+    @rule()
+    def join(self) -> None:
+        self.last += 1
+        self.holds[self.last] = self.shares.join(self.last)
+        self.tell()
+
+    def some(self, pick: int, among: set[int] | dict[int, int]) -> int | None:
+        return sorted(among)[pick % len(among)] if among else None
+
+    @rule(pick=st.integers(0, 9))
+    def reach(self, pick: int) -> None:
+        if (worker := self.some(pick, self.holds)) is not None:
+            self.shares.reach(worker)
+            self.reachable.add(worker)
+            self.tell()
+
+    @rule(pick=st.integers(0, 9))
+    def drain(self, pick: int) -> None:
+        if (worker := self.some(pick, self.reachable)) is not None:
+            self.shares.settle(worker)
+            self.reachable.discard(worker)
+
+    @rule(pick=st.integers(0, 9))
+    def leave(self, pick: int) -> None:
+        if (worker := self.some(pick, self.holds)) is not None:
+            self.shares.leave(worker)
+            del self.holds[worker]
+            self.out.pop(worker, None)
+            self.reachable.discard(worker)
+            self.tell()
+
+    @rule(pick=st.integers(0, 9))
+    def answer(self, pick: int) -> None:
+        if (worker := self.some(pick, self.out)) is not None:
+            self.holds[worker] = self.out.pop(worker)
+            self.shares.answered(worker)
+            self.tell()
+
+    @invariant()
+    def never_too_much_together(self) -> None:
+        assert sum(self.holds.values()) <= self.TOTAL
+
+    @invariant()
+    def all_that_can_be_told_end_with_equal_parts(self) -> None:
+        if not self.out and self.holds and self.reachable == set(self.holds):
+            assert set(self.holds.values()) == {self.TOTAL // len(self.holds)}
+
+
+Story.TestCase.settings = hypothesis_settings(max_examples=100, stateful_step_count=30, deadline=None)
+test_any_story_of_workers = Story.TestCase
