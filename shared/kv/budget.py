@@ -1,0 +1,227 @@
+"""One number of bytes for all models and processes, kept at every instant.
+
+Whatever changes the files under the root does so while it holds the lock on the ledger, a file with one
+number in it: what everything there takes. A file that is to be written exists, under a name that says its
+final size, and counts in full, before its first byte; it gets its own name, and any file is deleted, under
+the lock too. So the number and the folder agree whenever nobody holds the lock, and a process that is killed
+between the two changes leaves the number too high, never too low. The folder is counted anew when the number
+says that there is no room, which also takes away what dead writers left: a budget that is full for a wrong
+reason mends itself before anything is evicted.
+
+What is evicted goes a few percent of the budget at a time, because choosing means listing every file.
+
+A lock ends with its process. One whose holder is stopped is waited for and then given up with an OSError:
+the caller stops writing for a while, which is right for every other fault of the disk as well.
+
+Used by any thread; nothing is kept but the two arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from mlxpool.shared.kv.eviction import victims
+from mlxpool.shared.kv.listing import Listing, Stored, has_writer, ledger_path, list_root
+from mlxpool.shared.kv.names import blocks, temp_name
+
+# What is made free beyond the need: one listing then serves hundreds of writes.
+_SLACK_SHARE = 32
+
+# A holder lists and deletes for a fraction of a second; one that takes longer is stopped.
+LOCK_PATIENCE_S = 5.0
+# Who only deletes need not wait: without the lock the number stays too high, which mends itself.
+REMOVE_PATIENCE_S = 0.2
+_LOCK_POLL_S = 0.002
+
+_DIGITS = 20
+# Only the user's own: a cache holds what was said.
+FOLDER_MODE = 0o700
+_FILE_MODE = 0o600
+
+
+class Temp(msgspec.Struct):
+    """A file that is being written. descriptor: open for writing, locked; its owner closes it. bytes: what it
+    counts for."""
+
+    path: str
+    descriptor: int
+    bytes: int
+
+
+class Room(msgspec.Struct):
+    """The answer of `create`. temp: None where there is no room. evicted: what went to make some."""
+
+    temp: Temp | None
+    evicted: list[Stored]
+
+
+class Budget:
+    """max_bytes: in whole blocks, descriptions of folders, unfinished files and the ledger included."""
+
+    def __init__(self, root: Path, max_bytes: int) -> None:
+        self.root = root
+        self.max_bytes = max_bytes
+
+    def create(self, folder: str, size_bytes: int, behind: bytes | None = None) -> Room:
+        """An empty file of this process in a model's folder, with room reserved for all that it will hold.
+
+        behind: the parent of the record that is written; its path is not evicted for it. Raises OSError.
+        """
+        need = blocks(size_bytes)
+        with self.locked() as ledger:
+            evicted: list[Stored] = []
+            if ledger.used + need > self.max_bytes:
+                evicted = self._make_room(ledger, need, None if behind is None else (folder, behind))
+                if ledger.used + need > self.max_bytes:
+                    return Room(None, evicted)
+            ledger.put(ledger.used + need)
+            try:
+                return Room(self._open(folder, need), evicted)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    ledger.put(ledger.used - need)
+                raise
+
+    def _open(self, folder: str, need: int) -> Temp:
+        (self.root / folder).mkdir(mode=FOLDER_MODE, exist_ok=True)
+        path = str(self.root / folder / temp_name(os.getpid(), need, secrets.token_hex(8)))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            os.unlink(path)
+            raise
+        return Temp(path, descriptor, need)
+
+    def publish(self, temp: Temp, name: str) -> None:
+        """Gives a written file its name; one that has it already stays, and this one goes. Raises OSError."""
+        target = os.path.join(os.path.dirname(temp.path), name)
+        with self.locked() as ledger:
+            if os.path.lexists(target):
+                os.unlink(temp.path)
+                ledger.put(ledger.used - temp.bytes)
+            else:
+                os.rename(temp.path, target)
+
+    def discard(self, temp: Temp) -> None:
+        """Deletes an unfinished file and gives back what it had reserved. Raises no OSError."""
+        self._unlink(temp.path, temp.bytes)
+
+    def remove(self, path: str | Path) -> bool:
+        """Deletes a record's file; whether it was there. Raises no OSError."""
+        return self._unlink(str(path), None)
+
+    def _unlink(self, path: str, counted: int | None) -> bool:
+        try:
+            with self.locked(REMOVE_PATIENCE_S) as ledger:
+                size = blocks(os.lstat(path).st_size) if counted is None else counted
+                os.unlink(path)
+                ledger.put(ledger.used - size)
+                return True
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass
+        try:
+            os.unlink(path)
+        except OSError:
+            return False
+        return True
+
+    def used(self) -> int:
+        """What the ledger says. Raises OSError."""
+        with self.locked() as ledger:
+            return ledger.used
+
+    def _make_room(self, ledger: Ledger, need: int, keep: tuple[str, bytes] | None) -> list[Stored]:
+        listing = reconcile(ledger, self.root)
+        over = ledger.used + need - self.max_bytes
+        if over <= 0:
+            return []
+        return evict(ledger, victims(listing.records, over + self.max_bytes // _SLACK_SHARE, keep))
+
+    @contextlib.contextmanager
+    def locked(self, patience_s: float = LOCK_PATIENCE_S) -> Iterator[Ledger]:
+        """The ledger, for as long as nobody else has it. Raises OSError."""
+        self.root.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        descriptor = os.open(
+            ledger_path(self.root), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE
+        )
+        try:
+            _lock(descriptor, patience_s)
+            yield Ledger(descriptor, self.root)
+        finally:
+            os.close(descriptor)
+
+
+class Ledger:
+    """The number, in the hands of who holds the lock."""
+
+    def __init__(self, descriptor: int, root: Path) -> None:
+        self._descriptor = descriptor
+        text = os.pread(descriptor, _DIGITS + 1, 0)
+        self.used = 0
+        if len(text) == _DIGITS and text.isdigit():
+            self.used = int(text)
+        else:
+            reconcile(self, root)
+
+    def put(self, used: int) -> None:
+        """Writes it down. Raises OSError; the number is then as before."""
+        used = max(used, 0)
+        os.pwrite(self._descriptor, b"%0*d" % (_DIGITS, used), 0)
+        self.used = used
+
+
+def reconcile(ledger: Ledger, root: Path) -> Listing:
+    """Counts the files anew, without what dead writers have left, which is deleted. Raises OSError."""
+    listing = list_root(root)
+    writing = []
+    for temp in listing.unfinished:
+        if has_writer(temp) or not _gone(temp.path):
+            writing.append(temp)
+    listing.unfinished = writing
+    ledger.put(listing.bytes)
+    return listing
+
+
+def evict(ledger: Ledger, chosen: list[Stored]) -> list[Stored]:
+    """Deletes records; returns those that are gone by now. Raises OSError."""
+    gone = [stored for stored in chosen if _gone(stored.path)]
+    ledger.put(ledger.used - sum(stored.bytes for stored in gone))
+    return gone
+
+
+def _gone(path: str) -> bool:
+    """Deletes a file; whether none is there any more."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _lock(descriptor: int, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as problem:
+            if problem.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EINTR):
+                raise
+        if time.monotonic() >= deadline:
+            raise OSError(errno.EAGAIN, "another process holds the prompt cache's ledger")
+        time.sleep(_LOCK_POLL_S)
