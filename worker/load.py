@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ def load(folder: Path, progress: Callable[[int, int], None]) -> Loaded:
         weights_bytes=weights_bytes,
         dtype=dtype,
         logits_width=logits_width,
+        checkpoint=found,
+        cache_classes=dict(Counter(type(cache).__name__ for cache in _flat(make_cache()))),
     )
 
 

@@ -143,6 +143,7 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
     from mlxpool.shared import control
     from mlxpool.shared.chat import ChatTokenizerError, read_json
     from mlxpool.worker import load
+    from mlxpool.worker.cache.open import open_cache
     from mlxpool.worker.engine.chunks import ChunkWidth
     from mlxpool.worker.engine.engine import Engine, Limits
     from mlxpool.worker.grammar.service import GrammarService
@@ -165,6 +166,7 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
         load_weights,
         Limits(launch.batch, launch.kv_pool_bytes),
         ChunkWidth(load.backend(), launch.prefill_chunk),
+        lambda loaded: open_cache(launch, loaded, load.backend(), engine),
     )
     engine.start()
     heartbeat = asyncio.ensure_future(_heartbeat(engine, status))
@@ -209,5 +211,5 @@ async def _heartbeat(engine: Engine, status: StatusPipe) -> NoReturn:
 
     while True:
         counters = engine.counters
-        status.send(control.Heartbeat(counters.progress, engine.pending, counters.tokens))
+        status.send(control.Heartbeat(engine.progress, engine.pending, counters.tokens))
         await asyncio.sleep(control.HEARTBEAT_INTERVAL_S)

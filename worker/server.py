@@ -28,6 +28,7 @@ from aiohttp import web
 from mlxpool.shared import control, errors
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import ApiError, error
+from mlxpool.worker.cache import durability
 from mlxpool.worker.engine.engine import Engine, Loaded
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.grammar.service import GrammarService
@@ -80,6 +81,7 @@ class Server:
         self._token_bytes = TokenBytes(tokenizer)
         self._preparer = preparer
         self._grammars = grammars
+        self._kv = control.KvStats(loaded.dtype, loaded.cache_classes)
         self._requests = 0
         self._refused = 0
         self._open = 0
@@ -96,6 +98,8 @@ class Server:
         app.router.add_get("/stats", self._stats)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/control/drain", self._drain)
+        app.router.add_post("/control/flush", self._flush)
+        app.router.add_post("/control/cache", self._share)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await self._runner.setup()
         await web.SockSite(self._runner, _private_socket(self._launch.socket)).start()
@@ -112,7 +116,7 @@ class Server:
         return _json({"status": "ok"})
 
     async def _stats(self, _request: web.Request) -> web.Response:
-        counters, launch = self._engine.counters, self._launch
+        counters, launch, cache = self._engine.counters, self._launch, self._engine.cache
         return _json(
             control.WorkerStats(
                 model=launch.model,
@@ -123,7 +127,7 @@ class Server:
                 errors=counters.errors + self._refused,
                 rows=counters.rows,
                 waiting=max(0, self._engine.pending - counters.rows),
-                progress=counters.progress,
+                progress=self._engine.progress,
                 prefill_chunk=self._engine.width.tokens,
                 context=launch.context,
                 batch=launch.batch,
@@ -137,26 +141,40 @@ class Server:
                 dtype=self._loaded.dtype,
                 tokens_per_s=counters.tokens / counters.decode_s if counters.decode_s else 0.0,
                 open_grammars=self._grammars.open_constraints,
+                prompt_cache=control.PromptCacheStats() if cache is None else cache.stats(),
+                ssd_cache=None if cache is None else cache.ssd_stats(),
+                kv=self._kv,
             )
         )
 
     async def _drain(self, request: web.Request) -> web.Response:
-        """Admit nothing more, wait for what runs. Nothing has to be written yet, so it is durable."""
+        """Admit nothing more, wait for what runs, bring to disk what memory holds."""
         began_s = time.perf_counter()
-        try:
-            timeout_s = float(request.query.get("timeout_s", DRAIN_TIMEOUT_S))
-        except ValueError:
-            timeout_s = math.nan
-        if not (math.isfinite(timeout_s) and timeout_s >= 0):
-            raise error("invalid_request", "timeout_s must be zero or more seconds", param="timeout_s")
+        timeout_s = _timeout_s(request)
         self._draining = True
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         except TimeoutError:
             pass
+        rest_s = timeout_s - (time.perf_counter() - began_s)
+        report = await durability.flush(self._engine, max(0.0, rest_s))
         elapsed_ms = (time.perf_counter() - began_s) * 1000
-        return _json(control.DrainReport(durable=True, pending=self._open, elapsed_ms=elapsed_ms))
+        return _json(msgspec.structs.replace(report, pending=self._open, elapsed_ms=elapsed_ms))
+
+    async def _flush(self, request: web.Request) -> web.Response:
+        """Bring to disk what memory holds; requests go on."""
+        return _json(await durability.flush(self._engine, _timeout_s(request)))
+
+    async def _share(self, request: web.Request) -> web.Response:
+        """Another share of memory for the prompt cache."""
+        try:
+            share = msgspec.json.decode(await request.read(), type=control.CacheShare)
+        except msgspec.MsgspecError as err:
+            raise error("invalid_request", f"the body is no share of memory: {err}") from None
+        await durability.set_ram_bytes(self._engine, share.ram_bytes)
+        cache = self._engine.cache
+        return _json(control.PromptCacheStats() if cache is None else cache.stats())
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         if self._draining:
@@ -309,6 +327,17 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
         content_type="application/json",
         headers={control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **failure.headers()},
     )
+
+
+def _timeout_s(request: web.Request) -> float:
+    """Raises ApiError 400 for a time-out that is none."""
+    try:
+        timeout_s = float(request.query.get("timeout_s", DRAIN_TIMEOUT_S))
+    except ValueError:
+        timeout_s = math.nan
+    if not (math.isfinite(timeout_s) and timeout_s >= 0):
+        raise error("invalid_request", "timeout_s must be zero or more seconds", param="timeout_s")
+    return timeout_s
 
 
 def _json(body: object) -> web.Response:

@@ -12,13 +12,11 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlxpool.worker.cache.records import Ids, Record
-
-Kind = Literal["slice", "state"]
+from mlxpool.worker.cache.records import Ids, Kind, Record
 
 
 class Part:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ RECORD_TOKENS = 256
 NAME_BYTES = 16
 
 Ids = npt.NDArray[np.uint32]
+Kind = Literal["slice", "state"]
 
 
 class Leaf(msgspec.Struct, frozen=True):
@@ -72,6 +73,13 @@ class Record(msgspec.Struct, frozen=True):
     @property
     def full(self) -> bool:
         return self.end - self.start == RECORD_TOKENS
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """One of a record's two parts, which come and go by themselves."""
+
+    record: Record
+    kind: Kind
 
 
 class Known(Protocol):

@@ -45,5 +45,8 @@ def events_of(sampled: Sampled, lane: Literal["batch", "turns"]) -> tuple[list[E
         reason = "stop" if row.text.over else reason
     if reason == "stop" and row.text.called:
         reason = "tool_calls"
-    events += [Usage(len(row.plan.ids), row.emitted, lane=lane), Finish(reason, row.text.stop)]
+    events += [
+        Usage(len(row.plan.ids), row.emitted, row.cached_tokens or 0, lane),
+        Finish(reason, row.text.stop),
+    ]
     return events, True

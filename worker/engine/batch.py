@@ -43,12 +43,23 @@ class Failed(NamedTuple):
 
 
 class DecodeBatch:
-    """The rows that decode. Engine thread only. No call raises: what failed is in `take_failed`."""
+    """The rows that decode. Engine thread only. No call raises: what failed is in `take_failed`.
 
-    def __init__(self, model: Any, make_cache: Callable[[], list[Any]], cost: KvCost) -> None:
+    parting: called with each row that leaves, its group's caches, its place in them (None for a row that has
+    them alone), and how many of its ids they hold.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        make_cache: Callable[[], list[Any]],
+        cost: KvCost,
+        parting: Callable[[Row, list[Any], int | None, int], None] = lambda *_: None,
+    ) -> None:
         self._model = model
         self._make_cache = make_cache
         self._cost = cost
+        self._parting = parting
         self.shares: bool | None = None  # not tried yet
         self._masks = Masks()
         self._groups: list[Group] = []
@@ -89,6 +100,7 @@ class DecodeBatch:
         self.unsettle()
         for group in list(self._groups):
             places = [place for place, row in enumerate(group.rows) if row not in leaving]
+            self._part(group, leaving)
             if not places:
                 self._groups.remove(group)
                 continue
@@ -98,6 +110,18 @@ class DecodeBatch:
                 # Those that leave have ended already: this fault is not theirs.
                 group.rows = [group.rows[place] for place in places]
                 self._drop(group, err)
+
+    def _part(self, group: Group, leaving: Collection[Row]) -> None:
+        for place, row in enumerate(group.rows):
+            if row not in leaving:
+                continue
+            # The last of the ids it came with is fed by its first step.
+            held = len(row.ids) if row.primed else len(row.ids) - 1
+            try:
+                self._parting(row, group.caches, place if len(group.rows) > 1 else None, held)
+            except Exception as err:
+                # What could not be kept is the next prompt's loss, not this one's.
+                traceback.print_exception(err)
 
     def take_last(self) -> list[Sampled]:
         """Wait for the last tokens of rows that are at their length limit, and drop those rows.

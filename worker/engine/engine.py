@@ -20,12 +20,14 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import msgspec
 
+from mlxpool.shared.checkpoint import Checkpoint
 from mlxpool.shared.errors import ApiError, error
+from mlxpool.worker.cache.prompt_cache import PromptCache, row_source
 from mlxpool.worker.engine.admission import KvCost, holds
 from mlxpool.worker.engine.answering import events_of
 from mlxpool.worker.engine.batch import DecodeBatch
@@ -47,7 +49,8 @@ _READ_MEMORY_STEPS = 16
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What `load` hands to the engine, made on the engine's thread. make_cache: fresh caches of one row."""
+    """What `load` hands to the engine, made on the engine's thread. make_cache: fresh caches of one row.
+    checkpoint: the folder it was read from. cache_classes: its caches by class."""
 
     model: Any
     make_cache: Callable[[], list[Any]]
@@ -55,6 +58,8 @@ class Loaded(msgspec.Struct, frozen=True):
     weights_bytes: int
     dtype: str
     logits_width: int
+    checkpoint: Checkpoint
+    cache_classes: dict[str, int]
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -62,6 +67,9 @@ class Limits(msgspec.Struct, frozen=True):
 
     batch: int
     kv_pool_bytes: int
+
+
+_T = TypeVar("_T")
 
 
 class Counters(msgspec.Struct):
@@ -81,20 +89,33 @@ class Counters(msgspec.Struct):
 
 
 class Engine:
-    """Start it once. `load` runs on its thread and gives the model; `loaded` resolves when it is done."""
+    """Start it once. `load` runs on its thread and gives the model; `loaded` resolves when it is done.
 
-    def __init__(self, load: Callable[[], Loaded], limits: Limits, width: ChunkWidth) -> None:
+    open_cache: makes the model's prompt cache, on its thread too; None where there is none.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Loaded],
+        limits: Limits,
+        width: ChunkWidth,
+        open_cache: Callable[[Loaded], PromptCache | None] = lambda _: None,
+    ) -> None:
         self.counters = Counters()
         self.width = width
         self._load = load
+        self._open_cache = open_cache
+        self.cache: PromptCache | None = None  # from `loaded` on
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[Loaded] = self._loop.create_future()
         self._wake = threading.Condition()
         self._arrived: deque[Row] = deque()  # guarded by _wake
         self._nudged = False  # guarded by _wake: a mark was set, look before sleeping
+        self._calls: deque[Callable[[], None]] = deque()  # guarded by _wake
         self._owed = 0  # rows not ended yet; event loop only
         self._submitted = 0  # event loop only
+        self._busy = False  # written by the engine thread alone
         # The engine thread's own:
         self._waiting: deque[Row] = deque()
         self._changes = 1  # grows when rows come, leave, or grow by a block
@@ -127,9 +148,41 @@ class Engine:
         Harmless for a row that has ended.
         """
         row.cancelled = True
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Make the engine look around before it sleeps. From any thread."""
         with self._wake:
             self._nudged = True
             self._wake.notify()
+
+    async def call(self, function: Callable[[], _T]) -> _T:
+        """Run something on the engine's thread, between two turns. Raises what it raises."""
+        done: asyncio.Future[_T] = self._loop.create_future()
+
+        def run() -> None:
+            try:
+                result = function()
+            except Exception as err:
+                self._loop.call_soon_threadsafe(_settle, done, None, err)
+            else:
+                self._loop.call_soon_threadsafe(_settle, done, result, None)
+
+        with self._wake:
+            self._calls.append(run)
+            self._nudged = True
+            self._wake.notify()
+        return await done
+
+    @property
+    def busy(self) -> bool:
+        """Whether rows are running."""
+        return self._busy
+
+    @property
+    def progress(self) -> int:
+        """Moves whenever work is done: steps, chunks, records read from disk."""
+        return self.counters.progress + (0 if self.cache is None else self.cache.progress)
 
     @property
     def pending(self) -> int:
@@ -162,13 +215,17 @@ class Engine:
         except Exception as err:
             self._loop.call_soon_threadsafe(self.loaded.set_exception, err)
             return
-        batch = DecodeBatch(loaded.model, loaded.make_cache, loaded.kv)
-        prefills = Prefills(loaded.model, loaded.make_cache, self.width)
+        self.cache = cache = self._open_cache(loaded)
+        batch = DecodeBatch(loaded.model, loaded.make_cache, loaded.kv, self._keep)
+        prefills = Prefills(loaded.model, loaded.make_cache, self.width, cache)
         self._loop.call_soon_threadsafe(self.loaded.set_result, loaded)
         steps = 0
         while True:
-            self._take(idle=not (self._waiting or prefills.rows or batch.rows))
+            # Where all that runs waits for the disk there is nothing to do either, until a reader says so.
+            self._take(idle=not (batch.rows or prefills.runnable or (self._waiting and not prefills.rows)))
+            self._busy = bool(batch.rows or prefills.rows)
             self._drop_cancelled(batch, prefills)
+            prefills.advance()
             self._make_room(batch, prefills, loaded.kv)
             self._admit(batch, prefills, loaded.kv)
             self._prefill(batch, prefills, loaded.kv)
@@ -181,16 +238,32 @@ class Engine:
                 self._read_at = self._changes
                 self._read_memory(batch, prefills, loaded.kv)
             self._flush()
+            if cache is not None:
+                cache.maintain()
 
     def _take(self, idle: bool) -> None:
         """Move arrived rows into the queue; sleep while there is nothing at all to do."""
         with self._wake:
             if idle and not self._arrived and not self._nudged:
                 mx.clear_cache()
-                self._wake.wait_for(lambda: self._arrived or self._nudged)
+                self._wake.wait_for(lambda: self._arrived or self._nudged, self._rest_s())
             self._waiting.extend(self._arrived)
             self._arrived.clear()
             self._nudged = False
+            calls, self._calls = self._calls, deque()
+        for run in calls:
+            run()
+
+    def _rest_s(self) -> float | None:
+        """How long the engine may sleep: until the prompt cache has something to do."""
+        return None if self.cache is None else self.cache.rest_s
+
+    def _keep(self, row: Row, caches: list[Any], place: int | None, length: int) -> None:
+        """A row leaves the batch: what its caches hold goes into the prompt cache. place: where the row is in
+        caches that several share, None for its own."""
+        if self.cache is not None:
+            source = row_source(caches, place, self.cache.layout)
+            self.cache.keep(row.ids, length, row.plan.namespace, source, end=True, lasting=True)
 
     def _drop_cancelled(self, batch: DecodeBatch, prefills: Prefills) -> None:
         # Looked at once: a mark may be set at any moment, and a row that leaves must also have ended.
@@ -371,3 +444,12 @@ class Engine:
         if self._outbox:
             self._loop.call_soon_threadsafe(self._deliver, self._outbox, self._ended)
             self._outbox, self._ended = [], 0
+
+
+def _settle(future: asyncio.Future[_T], result: _T | None, failed: Exception | None) -> None:
+    if future.done():
+        return
+    if failed is not None:
+        future.set_exception(failed)
+    else:
+        future.set_result(result)  # type: ignore[arg-type]

@@ -3,9 +3,10 @@
 Rows of one request with several answers, and any rows whose ids are equal, share a prefill: what is
 prefilled is a `Prompt` with caches of its own, and rows hang on it. When it is done every row goes on with a
 copy of the caches. A copy costs nothing by itself, because MLX's arrays are values: whoever writes gets a
-buffer of its own then. A prompt that is done is kept while rows that ask it wait for a place; one whose last
+buffer of its own then. Prompts that only begin alike share what they have in common: the later one follows
+the other until there. A prompt that is done is kept while rows that ask it wait for a place; one whose last
 row was cancelled is dropped. Short prompts that wait together go through the model in one pass (`padded`).
-Engine thread only.
+What is in the prompt cache is not prefilled, and what is prefilled goes into it. Engine thread only.
 """
 
 from __future__ import annotations
@@ -18,45 +19,36 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxpool.worker.cache.prompt_cache import Caches, PromptCache
+from mlxpool.worker.cache.records import RECORD_TOKENS
 from mlxpool.worker.engine import padded
 from mlxpool.worker.engine.admission import KvCost
 from mlxpool.worker.engine.chunks import ChunkWidth, company, next_turn
+from mlxpool.worker.engine.prompt import Prompt
 from mlxpool.worker.engine.row import Row
 
 # What a prefill may leave to MLX's cache of freed buffers. A short one leaves what the next step takes again,
 # and what was given back is dear to get anew on a GPU.
 _LEFT_BYTES = 256 * 1024 * 1024
 
-
-class Prompt:
-    """Ids, the first `done` of which are in `caches`, and the rows that wait for the rest."""
-
-    def __init__(self, ids: Sequence[int], caches: list[Any]) -> None:
-        self.ids = list(ids)
-        self.caches = caches
-        self.rows: list[Row] = []
-        self.done = 0
-        self.passed_over = 0
-        self.token_s = 0.0  # what a token of its last chunk took
-        self.alone = False  # a pass that it shared has failed
-
-    @property
-    def end(self) -> int:
-        """Ids that are prefilled; the last one goes through the first decode step."""
-        return len(self.ids) - 1
-
-    @property
-    def complete(self) -> bool:
-        return self.done == self.end
+# Fewer tokens in common than this are prefilled twice rather than waited for.
+_WORTH_FOLLOWING_TOKENS = RECORD_TOKENS
 
 
 class Prefills:
-    """All prompts on their way."""
+    """All prompts on their way. cache: where prefixes come from and go to, None for nowhere."""
 
-    def __init__(self, model: Any, make_cache: Callable[[], list[Any]], width: ChunkWidth) -> None:
+    def __init__(
+        self,
+        model: Any,
+        make_cache: Callable[[], list[Any]],
+        width: ChunkWidth,
+        cache: PromptCache | None = None,
+    ) -> None:
         self._model = model
         self._make_cache = make_cache
         self._width = width
+        self._cache = cache
         self._prompts: list[Prompt] = []
         self._pads: bool | None = None  # whether prompts may share a pass; not tried yet
 
@@ -75,15 +67,88 @@ class Prefills:
     def kept_bytes(self, cost: KvCost) -> int:
         return sum(cost.row_bytes(prompt.done) for prompt in self._prompts if not prompt.rows)
 
+    @property
+    def runnable(self) -> bool:
+        """Whether a chunk could go through the model now; else all of them wait for the disk."""
+        return any(prompt.ready for prompt in self._prompts)
+
     def attach(self, row: Row) -> None:
         """Let a row share the prefill of its ids, or begin it."""
+        namespace = row.plan.namespace
         for prompt in self._prompts:
-            if prompt.ids == row.ids:
+            if prompt.ids == row.ids and prompt.namespace == namespace:
                 prompt.rows.append(row)
+                if row.cached_tokens is None:
+                    row.cached_tokens = prompt.end
                 return
-        prompt = Prompt(row.ids, self._make_cache())
+        prompt = Prompt(row.ids, namespace, self._make_cache())
         prompt.rows.append(row)
         self._prompts.append(prompt)
+        ahead = self._ahead(prompt)
+        if self._cache is not None:
+            prompt.cuts = self._cache.cuts(len(prompt.ids), row.plan.boundaries)
+            reach = self._cache.reach(prompt.ids, namespace)
+            if ahead is None or reach + _WORTH_FOLLOWING_TOKENS >= ahead[1]:
+                self._begin(prompt)
+                return
+        if ahead is None:
+            self._start(prompt, prompt.caches, 0)
+            return
+        prompt.follows, prompt.parts_at = ahead
+        self._let_go(ahead[0])
+
+    def _ahead(self, prompt: Prompt) -> tuple[Prompt, int] | None:
+        """The prompt on its way that begins most like this one and has not come past what they share."""
+        best: tuple[Prompt, int] | None = None
+        for other in self._prompts:
+            if other is prompt or not other.rows or other.namespace != prompt.namespace:
+                continue
+            shared = min(other.begins_like(prompt.ids), prompt.end)
+            if shared < max(_WORTH_FOLLOWING_TOKENS, other.done, 0 if best is None else best[1] + 1):
+                continue
+            best = other, shared
+        return best
+
+    def _begin(self, prompt: Prompt) -> None:
+        """From the longest prefix that the prompt cache has."""
+        prompt.follows = None
+        if self._cache is None:
+            self._start(prompt, prompt.caches, 0)
+            return
+        prompt.restore = self._cache.restore(prompt.ids, prompt.namespace)
+        self._restored(prompt)
+
+    def advance(self) -> None:
+        """Prefixes that have come from disk since."""
+        for prompt in self._prompts:
+            if prompt.restore is not None:
+                prompt.restore.advance()
+                self._restored(prompt)
+
+    def _restored(self, prompt: Prompt) -> None:
+        restore = prompt.restore
+        if restore is None or not restore.ready:
+            return
+        prompt.restore = None
+        self._start(prompt, restore.caches or prompt.caches, restore.length)
+
+    def _start(self, prompt: Prompt, caches: list[Any], length: int) -> None:
+        """A prompt can go on from caches that hold so much of it."""
+        if self._cache is not None and any(row.cached_tokens is None for row in prompt.rows):
+            self._cache.count(length)
+        prompt.start(caches, length)
+        self._let_go(prompt)
+
+    def _let_go(self, prompt: Prompt) -> None:
+        """Those that follow a prompt go on by themselves where it has come to what they share, or past it."""
+        for other in self._followers(prompt):
+            if prompt.restore is not None or prompt.follows is not None or prompt.done < other.parts_at:
+                continue
+            if prompt.done == other.parts_at:
+                other.follows = None
+                self._start(other, copy_caches(prompt.caches), prompt.done)
+            else:
+                self._begin(other)
 
     def discard(self, leaving: Collection[Row]) -> None:
         """Rows leave; prompts that lose their last row with them are dropped."""
@@ -91,22 +156,32 @@ class Prefills:
             held = len(prompt.rows)
             prompt.rows = [row for row in prompt.rows if row not in leaving]
             if held and not prompt.rows:
-                self._prompts.remove(prompt)
+                self.drop(prompt)
 
     def drop(self, prompt: Prompt) -> None:
         self._prompts.remove(prompt)
+        prompt.drop()
+        for other in self._prompts:
+            if other.follows is prompt:
+                self._begin(other)
 
     def drop_kept(self, waiting: Iterable[Row] = ()) -> None:
         """Give up prompts that are kept, but for those that one of the waiting rows asks."""
         asked = [row.ids for row in waiting]
-        self._prompts = [prompt for prompt in self._prompts if prompt.rows or prompt.ids in asked]
+        for prompt in list(self._prompts):
+            if not prompt.rows and prompt.ids not in asked:
+                self.drop(prompt)
 
     def next(self) -> Prompt | None:
-        """The prompt whose turn it is; None when no row waits for one."""
-        prompts = [prompt for prompt in self._prompts if prompt.rows]
+        """The prompt whose turn it is; None when no row waits for one that could go on now."""
+        prompts = [prompt for prompt in self._prompts if prompt.ready]
         if not prompts:
             return None
-        remaining = [prompt.end - prompt.done for prompt in prompts]
+        # Who is followed is as urgent as the most urgent of those that follow.
+        remaining = [
+            min([prompt.end, *(other.end for other in self._followers(prompt))]) - prompt.done
+            for prompt in prompts
+        ]
         passed_over = [prompt.passed_over for prompt in prompts]
         turn = prompts[next_turn(remaining, passed_over, self._width.tokens)]
         for prompt in prompts:
@@ -114,12 +189,15 @@ class Prefills:
         turn.passed_over = 0
         return turn
 
+    def _followers(self, prompt: Prompt) -> list[Prompt]:
+        return [other for other in self._prompts if other.follows is prompt]
+
     def together(self, turn: Prompt) -> list[Prompt]:
         """The prompt whose turn it is, and those that may share its pass: alone where none may."""
         longest = min(self._width.tokens, padded.longest(turn.caches))
-        if self._pads is False or not _may_share(turn, longest):
+        if self._pads is False or not self._may_share(turn, longest):
             return [turn]
-        others = [one for one in self._prompts if one is not turn and one.rows and _may_share(one, longest)]
+        others = [one for one in self._prompts if one is not turn and self._may_share(one, longest)]
         taken = company(turn.end, [one.end for one in others], self._width.tokens)
         if taken and self._pads is None:
             self._pads = padded.works(self._model, self._make_cache)
@@ -138,12 +216,20 @@ class Prefills:
         self._width.observe(len(prompts) * max(one.end for one in prompts), time.perf_counter() - began_s)
         for prompt, caches in zip(prompts, rows, strict=True):
             prompt.caches, prompt.done, prompt.passed_over = caches, prompt.end, 0
+            self._keep(prompt, 0)
         _give_back()
         return True
 
+    def _may_share(self, prompt: Prompt, longest: int) -> bool:
+        """Whether it is untouched, one pass takes all of it, and nobody needs it cut anywhere."""
+        untouched = prompt.ready and not prompt.alone and prompt.done == 0 < prompt.end <= longest
+        return untouched and not prompt.cuts and not self._followers(prompt)
+
     def cut(self, prompt: Prompt) -> int:
         """Where its next chunk ends."""
-        return self._width.end(prompt.done, prompt.end, prompt.token_s)
+        parts = [other.parts_at for other in self._followers(prompt)]
+        stops = [stop for stop in (*prompt.cuts, *parts, prompt.end) if stop > prompt.done]
+        return self._width.end(prompt.done, min(stops, default=prompt.end), prompt.token_s)
 
     def run(self, prompt: Prompt, end: int) -> None:
         """Put one chunk through the model. Raises what the model raises."""
@@ -154,9 +240,23 @@ class Prefills:
         elapsed_s = time.perf_counter() - began_s
         self._width.observe(len(chunk), elapsed_s)
         prompt.token_s = elapsed_s / len(chunk)
-        prompt.done = end
+        began, prompt.done = prompt.done, end
+        self._keep(prompt, began)
+        self._let_go(prompt)
         if prompt.complete:
             _give_back()
+
+    def _keep(self, prompt: Prompt, began: int) -> None:
+        """What has come since `began` goes into the prompt cache, once it makes a record or a place to go on
+        from."""
+        if self._cache is None:
+            return
+        lasting = prompt.done in prompt.cuts
+        full = prompt.done // RECORD_TOKENS > began // RECORD_TOKENS
+        if full or lasting or prompt.complete:
+            source = Caches(prompt.caches, self._cache.layout)
+            end = lasting or prompt.complete
+            self._cache.keep(prompt.ids, prompt.done, prompt.namespace, source, end=end, lasting=lasting)
 
     def hand_over(self, prompt: Prompt, keep: bool) -> list[Row]:
         """The rows of a complete prompt, each with caches of its own; keep: for rows still to come."""
@@ -168,11 +268,6 @@ class Prefills:
             rows[-1].cache = prompt.caches
             self._prompts.remove(prompt)
         return rows
-
-
-def _may_share(prompt: Prompt, longest: int) -> bool:
-    """Whether it is untouched and one pass takes all of it."""
-    return not prompt.alone and prompt.done == 0 < prompt.end <= longest
 
 
 def _give_back() -> None:

@@ -57,7 +57,9 @@ class Sampling(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """What one row does. max_tokens: ceiling on sampled tokens, inside the context. limited: whether somebody
     set it, which makes it worth reserving memory for. top_logprobs: how many alternatives each token's
-    log-probability comes with, None for no log-probabilities. xtc_keeps: ids that XTC never removes."""
+    log-probability comes with, None for no log-probabilities. xtc_keeps: ids that XTC never removes.
+    namespace: what its keys and values depend on beside the ids. boundaries: lengths of its prompt, ascending,
+    that a later prompt may have in common with it."""
 
     ids: tuple[int, ...]
     max_tokens: int
@@ -67,6 +69,8 @@ class Plan(msgspec.Struct, frozen=True):
     format: AnswerFormat = AnswerFormat()
     top_logprobs: int | None = None
     xtc_keeps: tuple[int, ...] = ()
+    namespace: str = ""
+    boundaries: tuple[int, ...] = ()
 
 
 class Defaults(msgspec.Struct, frozen=True):

@@ -1,0 +1,497 @@
+"""The prompt cache as the engine sees it: what of a prompt is there already, and what is kept of a row.
+
+Both tiers stand behind one question. A prefix is put together from records, wherever each of them is: those
+on disk are read into arrays of their own and held in memory from then on. What prefill and rows compute is
+cut into records as it comes; what memory has no room for, and what has not been asked for in a while, goes
+to disk first. Nothing here is ever a request's error: a record that can't be had is a shorter prefix.
+
+Owned by the engine thread. The readers' and the writer's threads work beside it and touch no array.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from mlxpool.shared.control import PromptCacheStats, SsdCacheStats
+from mlxpool.shared.kv.record_file import Tensor
+from mlxpool.worker.cache import layers, records
+from mlxpool.worker.cache.layers_memory import alias, dtype_name, dtype_of, empty
+from mlxpool.worker.cache.ram import Gone, Part, RamTier
+from mlxpool.worker.cache.records import Found, Ids, Layout, Piece, Record
+
+if TYPE_CHECKING:
+    from mlxpool.worker.cache.ssd import Reading, SsdTier
+    from mlxpool.worker.cache.writer import Writer
+
+# Positions where a state is kept beside those that the prompt names, so that a long document that is asked
+# about again in other words is not read from its start.
+STATE_INTERVAL_TOKENS = 2048
+
+# A state shorter than this costs more to keep than to compute.
+MIN_STATE_TOKENS = 256
+
+# States along one conversation: each is a whole window or recurrent state, and old ones are rarely gone back
+# to. The first (a system prompt's) and the two newest are kept whatever they take.
+STATE_BYTES_PER_CONVERSATION = 512 * 1024 * 1024
+_STATES_KEPT = 2
+
+# What the writer is given at a time: enough to be busy, little enough that what is superseded meanwhile is
+# not written.
+_OFFERED_BYTES = 64 * 1024 * 1024
+
+# How often records are looked over for ones that idle.
+_REST_S = 1.0
+
+# Each time that files turn out bad a shorter prefix is looked for.
+_RESTORE_TRIES = 4
+
+
+class Source(Protocol):
+    """Live caches that hold a prefix."""
+
+    def cut(self, start: int, end: int) -> dict[str, mx.array]: ...
+
+    def state(self, length: int) -> tuple[dict[str, mx.array], dict[str, list[int]]]: ...
+
+
+class Caches:
+    """A row's own caches as a Source."""
+
+    def __init__(self, caches: list[Any], layout: Layout) -> None:
+        self._caches, self._layout = caches, layout
+
+    def cut(self, start: int, end: int) -> dict[str, mx.array]:
+        return layers.cut(self._caches, self._layout, start, end)
+
+    def state(self, length: int) -> tuple[dict[str, mx.array], dict[str, list[int]]]:
+        return layers.state(self._caches, self._layout, length)
+
+
+class RowOfCaches:
+    """One row of batch caches as a Source."""
+
+    def __init__(self, caches: list[Any], place: int, layout: Layout) -> None:
+        self._caches, self._place, self._layout = caches, place, layout
+
+    def cut(self, start: int, end: int) -> dict[str, mx.array]:
+        return layers.cut_row(self._caches, self._place, self._layout, start, end)
+
+    def state(self, length: int) -> tuple[dict[str, mx.array], dict[str, list[int]]]:
+        return layers.row_state(self._caches, self._place, self._layout, length)
+
+
+def row_source(caches: list[Any], place: int | None, layout: Layout) -> Source:
+    """A row's caches as a Source. place: where it is in caches that several rows share, None for its own."""
+    return Caches(caches, layout) if place is None else RowOfCaches(caches, place, layout)
+
+
+class _Known:
+    """Both tiers as one, memory first."""
+
+    def __init__(self, ram: RamTier, tier: SsdTier | None) -> None:
+        self._ram, self._tier = ram, tier
+
+    def has_slice(self, name: bytes) -> bool:
+        return self._ram.has_slice(name) or (self._tier is not None and self._tier.has_slice(name))
+
+    def has_state(self, name: bytes) -> bool:
+        return self._ram.has_state(name) or (self._tier is not None and self._tier.has_state(name))
+
+    def children(self, parent: bytes) -> Iterable[Record]:
+        seen = set()
+        for record in self._ram.children(parent):
+            seen.add(record.name)
+            yield record
+        if self._tier is not None:
+            yield from (record for record in self._tier.children(parent) if record.name not in seen)
+
+    def ids(self, record: Record) -> Ids | None:
+        held = self._ram.ids(record)
+        return self._tier.ids(record) if held is None and self._tier is not None else held
+
+
+class Restore:
+    """A prompt's prefix on its way: `advance` until `ready`; then `caches` hold `length` tokens, 0 for none.
+
+    Engine thread only.
+    """
+
+    def __init__(self, cache: PromptCache, ids: Ids, namespace: str) -> None:
+        self.length = 0
+        self.caches: list[Any] | None = None
+        self.ready = False
+        self._cache, self._ids, self._namespace = cache, ids, namespace
+        self._found: Found | None = None
+        self._parts: dict[Piece, Part] = {}
+        self._reading: Reading | None = None
+        self._tries = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tries += 1
+        cache = self._cache
+        self._found = found = (
+            cache.find(self._ids, self._namespace) if self._tries <= _RESTORE_TRIES else None
+        )
+        if found is None:
+            self.ready = True
+            return
+        pieces = [Piece(record, "slice") for record in found.records]
+        if found.state is not None:
+            pieces.append(Piece(found.state, "state"))
+        # Held from here on, whatever leaves memory meanwhile.
+        self._parts = {
+            piece: part
+            for piece in pieces
+            if (part := cache.ram.part(piece.record.name, piece.kind)) is not None
+        }
+        missing = [piece for piece in pieces if piece not in self._parts]
+        if missing:
+            assert cache.tier is not None
+            self._reading = cache.tier.begin(missing, cache.wake)
+            cache.readings.append(self._reading)
+        self.advance()
+
+    def advance(self) -> None:
+        """Go on as far as is possible now."""
+        reading = self._reading
+        if self.ready:
+            return
+        if reading is not None and reading.phase == "allocate":
+            self._allocate(reading)
+        if reading is None or reading.phase == "done":
+            self._finish(reading)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._cache.readings.remove(self._reading)
+            self._reading = None
+        self.ready = True
+        self._parts = {}
+
+    def _allocate(self, reading: Reading) -> None:
+        buffers: dict[Piece, dict[str, np.ndarray[Any, Any]]] = {}
+        needed_bytes = sum(
+            tensor.bytes for head in reading.heads.values() for tensor in head.tensors.values()
+        )
+        self._cache.make_room(needed_bytes)
+        for piece, head in reading.heads.items():
+            arrays = {
+                name: empty(dtype_of(tensor.dtype), tensor.shape) for name, tensor in head.tensors.items()
+            }
+            self._parts[piece] = Part(arrays, head.scalars)
+            buffers[piece] = {name: alias(array) for name, array in arrays.items()}
+        reading.fill(buffers)
+
+    def _finish(self, reading: Reading | None) -> None:
+        cache, found = self._cache, self._found
+        assert found is not None
+        self._reading = None
+        if reading is not None:
+            cache.readings.remove(reading)
+            cache.read(reading)
+            for piece, head in reading.heads.items():
+                if piece in reading.bad:
+                    self._parts.pop(piece, None)
+                else:
+                    part = self._parts[piece]
+                    part.durable = True
+                    cache.ram.add(piece.record, np.array(head.ids, dtype=np.uint32), piece.kind, part)
+            if reading.bad:
+                self._begin()
+                return
+        try:
+            self.caches = cache.put_together(found, self._parts, len(self._ids))
+            self.length = found.length
+        except Exception:
+            # Files that agree with all their hashes and still make no caches: not to be tried again.
+            traceback.print_exc()
+            cache.reject(list(self._parts))
+        cache.used(found)
+        self._parts = {}
+        self.ready = True
+
+
+class PromptCache:
+    """One model's. tier, writer: None for memory alone. wake: makes the engine look again. idle_demote_s:
+    None for never."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        make_cache: Callable[[], list[Any]],
+        ram: RamTier,
+        wake: Callable[[], None],
+        tier: SsdTier | None = None,
+        writer: Writer | None = None,
+        idle_demote_s: float | None = None,
+    ) -> None:
+        self.layout, self.ram, self.tier, self.wake = layout, ram, tier, wake
+        self._make_cache = make_cache
+        self.writer = writer
+        self._idle_demote_s = idle_demote_s
+        self._known = _Known(ram, tier)
+        self._unwritten: deque[Gone] = deque()
+        self._queued: dict[Piece, Part] = {}
+        self.readings: list[Reading] = []
+        self._read_progress = 0
+        self._looked_s = 0.0
+        self.hits = self.misses = self.cached_tokens = 0
+        self.restores = self.restored_bytes = self.demotions = self.rejected = 0
+        self.restore_ms_last = 0.0
+
+    # Looking up
+
+    def restore(self, ids: Sequence[int], namespace: str) -> Restore:
+        """What is there of this prompt, at most all but its last token, on its way."""
+        return Restore(self, np.array(ids, dtype=np.uint32), namespace)
+
+    def find(self, ids: Ids, namespace: str) -> Found | None:
+        return records.find(ids, len(ids) - 1, records.root(namespace), self.layout, self._known)
+
+    def reach(self, ids: Sequence[int], namespace: str) -> int:
+        """How long a prefix of this prompt could be restored."""
+        found = self.find(np.array(ids, dtype=np.uint32), namespace)
+        return 0 if found is None else found.length
+
+    def count(self, cached_tokens: int) -> None:
+        """A prompt was looked up, and needs no prefill of so many tokens."""
+        self.hits += bool(cached_tokens)
+        self.misses += not cached_tokens
+        self.cached_tokens += cached_tokens
+
+    def put_together(self, found: Found, parts: dict[Piece, Part], tokens: int) -> list[Any]:
+        """Caches of one row with room for all its `tokens`."""
+        slices = [
+            (record.start, record.end, parts[Piece(record, "slice")].arrays) for record in found.records
+        ]
+        state = None
+        if found.state is not None:
+            part = parts[Piece(found.state, "state")]
+            state = (part.arrays, part.scalars)
+        caches = layers.assemble(
+            self._make_cache, self.layout, found.length, slices, state, tokens - found.length
+        )
+        mx.eval([cache.state for cache in caches])
+        return caches
+
+    def used(self, found: Found) -> None:
+        """A prefix was restored: its records are recent, and room is made for those that were read."""
+        path = list(found.records)
+        if found.state is not None and found.state not in path:
+            path.append(found.state)
+        self.ram.touch(path)
+        if self.tier is not None:
+            self.tier.touch(path)
+        self.make_room(0)
+
+    def read(self, reading: Reading) -> None:
+        """A reading is over."""
+        self.restores += 1
+        self.restore_ms_last = reading.elapsed_ms
+        self.restored_bytes += reading.bytes
+        self.rejected += len(reading.bad)
+        self._read_progress += reading.progress
+
+    def reject(self, pieces: Sequence[Piece]) -> None:
+        """These make no caches: they go, from both tiers."""
+        for piece in pieces:
+            self.ram.drop(piece.record, piece.kind)
+            if self.tier is not None:
+                self.tier.delete(piece)
+        self.rejected += len(pieces)
+
+    @property
+    def progress(self) -> int:
+        """Grows with every record that is read."""
+        return self._read_progress + sum(reading.progress for reading in self.readings)
+
+    # Keeping
+
+    def cuts(self, ids_count: int, boundaries: Sequence[int]) -> list[int]:
+        """Where a prefill of so many ids must stop, so that a state can be taken there."""
+        if not self.layout.stateful(ids_count):
+            return []
+        wanted = {*boundaries, *range(STATE_INTERVAL_TOKENS, ids_count, STATE_INTERVAL_TOKENS)}
+        return sorted(cut for cut in wanted if MIN_STATE_TOKENS <= cut < ids_count)
+
+    def keep(
+        self, ids: Sequence[int], length: int, namespace: str, source: Source, *, end: bool, lasting: bool
+    ) -> None:
+        """Keep what these caches hold of the first `length` ids, as far as it is not kept yet.
+
+        end: the short record at its end too. lasting: a later prompt may go on right there: a state is taken,
+        where the model has such, and the short record is written like any other.
+        """
+        if length < 1:
+            return
+        tokens = np.array(ids[:length], dtype=np.uint32)
+        path = list(records.chain(records.root(namespace), tokens))
+        new: list[Gone] = []
+        for record in path:
+            if self._known.has_slice(record.name) or not (record.full or end):
+                continue
+            if self.layout.sliced(record.end):
+                part = Part(source.cut(record.start, record.end))
+                new.append(Gone(record, tokens[record.start : record.end], "slice", part))
+        last = path[-1]
+        if lasting and self.layout.stateful(length) and not self._known.has_state(last.name):
+            new.append(Gone(last, tokens[last.start :], "state", Part(*source.state(length))))
+        # Now: a graph that still reads a buffer would make the next write to it copy all of it.
+        mx.eval([list(gone.part.arrays.values()) for gone in new])
+        for gone in new:
+            self.ram.add(*gone)
+        self.ram.touch(path)
+        if lasting:
+            self._thin_states(path)
+        self._unwritten.extend(gone for gone in new if gone.record.full or lasting)
+        self.make_room(0)
+
+    def _thin_states(self, path: Sequence[Record]) -> None:
+        """Hold a conversation's states to their share: old ones between the first and the newest go."""
+        held = [
+            (record, part) for record in path if (part := self.ram.part(record.name, "state")) is not None
+        ]
+        taken_bytes = sum(part.bytes for _, part in held)
+        for record, part in held[1:-_STATES_KEPT]:
+            if taken_bytes <= STATE_BYTES_PER_CONVERSATION:
+                break
+            taken_bytes -= part.bytes
+            self.ram.drop(record, "state")
+            if self.tier is not None:
+                self.tier.delete(Piece(record, "state"))
+
+    def make_room(self, more_bytes: int) -> None:
+        """Make memory fit, and so much more: what goes is written first."""
+        for gone in self.ram.evict(more_bytes):
+            self._offer(gone)
+
+    def set_max_bytes(self, max_bytes: int) -> None:
+        """Another share of memory."""
+        self.ram.max_bytes = max_bytes
+        self.make_room(0)
+
+    # Writing
+
+    def maintain(self) -> None:
+        """What a turn of the engine does beside: hand the writer what comes next, let idle records go."""
+        writer = self.writer
+        while self._unwritten and writer is not None and writer.pending_bytes < _OFFERED_BYTES:
+            gone = self._unwritten.popleft()
+            if self.ram.part(gone.record.name, gone.kind) is gone.part:
+                self._offer(gone)
+        now_s = time.monotonic()
+        if self._idle_demote_s is None or self.tier is None or now_s < self._looked_s + _REST_S:
+            return
+        self._looked_s = now_s
+        for gone in self.ram.idle(now_s - self._idle_demote_s):
+            if gone.part.durable:
+                self.ram.drop(gone.record, gone.kind)
+                self.demotions += 1
+            elif writer is not None and writer.pending_bytes < _OFFERED_BYTES:
+                self._offer(gone)
+
+    @property
+    def rest_s(self) -> float | None:
+        """For how long nothing needs to be done here unless something comes; None for ever."""
+        demotes = self._idle_demote_s is not None and self.tier is not None
+        return _REST_S if demotes and len(self.ram) else None
+
+    def offer_some(self) -> int:
+        """Hand the writer what is not on disk, as much as it takes; returns how many parts are left to hand
+        over, 0 too where nothing can be written."""
+        writer = self.writer
+        if writer is None or writer.off is not None:
+            return 0
+        left = 0
+        for gone in list(self.ram.parts()):
+            if gone.part.durable or gone.part.queued:
+                continue
+            if writer.pending_bytes < self._portion_bytes:
+                self._offer(gone)
+            else:
+                left += 1
+        return left
+
+    def _offer(self, gone: Gone) -> None:
+        part = gone.part
+        if part.durable or part.queued or self.writer is None or self.tier is None:
+            return
+        piece = Piece(gone.record, gone.kind)
+        if self.tier.has(piece):
+            part.durable = True
+            return
+        try:
+            mx.eval(list(part.arrays.values()))
+            buffers = {name: alias(array) for name, array in part.arrays.items()}
+            tensors = {
+                name: Tensor(dtype_name(array.dtype), array.shape) for name, array in part.arrays.items()
+            }
+        except Exception:
+            traceback.print_exc()
+            sys.stderr.flush()
+            return
+        from mlxpool.worker.cache.writer import Waiting
+
+        part.queued = True
+        self._queued[piece] = part
+        self.writer.offer(Waiting(piece, gone.ids, tensors, buffers, part.scalars))
+
+    def wrote(self, piece: Piece, durable: bool) -> None:
+        """The writer is done with a part, or has given it up. Its thread."""
+        part = self._queued.pop(piece, None)
+        if part is not None:
+            part.durable = durable
+            part.queued = False
+        if self._unwritten:
+            self.wake()
+
+    # Figures
+
+    def missing(self) -> int:
+        """Parts in memory that are not on disk."""
+        return sum(not gone.part.durable for gone in self.ram.parts())
+
+    def stats(self) -> PromptCacheStats:
+        return PromptCacheStats(
+            entries=len(self.ram),
+            bytes=self.ram.bytes,
+            max_bytes=self.ram.max_bytes,
+            hits=self.hits,
+            misses=self.misses,
+            cached_tokens=self.cached_tokens,
+        )
+
+    def ssd_stats(self) -> SsdCacheStats | None:
+        """None where there is no tier on disk."""
+        tier, writer = self.tier, self.writer
+        if tier is None or writer is None:
+            return None
+        return SsdCacheStats(
+            dir=str(tier.folder),
+            entries=tier.entries,
+            bytes=tier.bytes,
+            max_bytes=tier.max_bytes,
+            restores=self.restores,
+            restore_ms_last=self.restore_ms_last,
+            restored_bytes=self.restored_bytes,
+            rejected=self.rejected,
+            spills=writer.spills,
+            demotions=self.demotions,
+            pending=writer.pending,
+            pending_bytes=writer.pending_bytes,
+            dropped=writer.dropped,
+            failed=writer.failed,
+            longest_durable_prefix_tokens=tier.longest_prefix_tokens,
+            off=tier.off or writer.off,
+        )

@@ -1,0 +1,81 @@
+"""One prompt on its way: what of it is in its caches, who waits for it, and where it may go on from.
+
+A prompt begins in one of three ways: from its first token; from a prefix that the prompt cache has, once that
+is restored; or, where another prompt on its way begins with the same tokens, from that one's caches at the
+place where the two part. Engine thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlxpool.worker.cache.prompt_cache import Restore
+from mlxpool.worker.engine.row import Row
+
+
+class Prompt:
+    """Ids, the first `done` of which are in `caches`, and the rows that wait for the rest.
+
+    cached: how many of them this prompt did not have to prefill. restore: what is coming from the prompt
+    cache, None once it is there. follows: another prompt that has this one's first `parts_at` tokens too, and
+    is let go first until there. cuts: positions, ascending, where a chunk must end because a state is kept
+    there.
+    """
+
+    def __init__(self, ids: Sequence[int], namespace: str, caches: list[Any]) -> None:
+        self.ids = list(ids)
+        self.namespace = namespace
+        self.caches = caches
+        self.rows: list[Row] = []
+        self.done = 0
+        self.cached = 0
+        self.restore: Restore | None = None
+        self.follows: Prompt | None = None
+        self.parts_at = 0
+        self.cuts: list[int] = []
+        self.passed_over = 0
+        self.token_s = 0.0  # what a token of its last chunk took
+        self.alone = False  # a pass that it shared has failed
+
+    @property
+    def end(self) -> int:
+        """Ids that are prefilled; the last one goes through the first decode step."""
+        return len(self.ids) - 1
+
+    @property
+    def complete(self) -> bool:
+        return self.done == self.end
+
+    @property
+    def ready(self) -> bool:
+        """Whether its next chunk could go through the model now, for rows that wait for it."""
+        return bool(self.rows) and self.restore is None and self.follows is None
+
+    def begins_like(self, ids: Sequence[int]) -> int:
+        """How many tokens the two have in common at their start, this one's last left out."""
+        shorter = min(self.end, len(ids))
+        low, high = 0, shorter
+        # Comparing lists is fast, comparing tokens one by one is not.
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.ids[low:middle] == list(ids[low:middle]):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def start(self, caches: list[Any], length: int) -> None:
+        """Go on from caches that hold `length` of its ids."""
+        self.caches = caches
+        self.done = self.cached = length
+        for row in self.rows:
+            if row.cached_tokens is None:
+                row.cached_tokens = length
+
+    def drop(self) -> None:
+        """Nobody waits for it any more."""
+        if self.restore is not None:
+            self.restore.cancel()
+            self.restore = None
+        self.follows = None
