@@ -16,6 +16,8 @@ from aiohttp import web
 
 from mlxpool.shared.backend import detect, worker_environment
 from mlxpool.shared.config import ConfigError, Settings
+from mlxpool.shared.memory import Budget
+from mlxpool.shared.units import format_size
 
 from . import run_folder
 from .edge.app import Parts, make_app
@@ -26,6 +28,7 @@ from .edge.trace import Trace
 from .jobs.runner import Jobs
 from .library import Library
 from .pool.service import PoolService
+from .prompt_disk import clean_before_serving
 from .reload import Live, Reloader, switch_trace
 
 logger = logging.getLogger("mlxpool")
@@ -46,6 +49,7 @@ async def serve(
     read_again: the settings as they are now, for a reload.
     """
     loop = asyncio.get_running_loop()
+    await clean_before_serving(settings)
     backend = detect()
     library = Library(settings)
     pool = PoolService(
@@ -108,6 +112,7 @@ async def serve(
     )
     shown = f"[{host}]" if ":" in host else host
     print(f"mlxpool serves on http://{shown}:{port}", flush=True)
+    _tell_memory(pool.budget)
     pool.start()
     await stop.wait()
     server.close()  # no new connections; those that are open get their answers or their error
@@ -116,3 +121,10 @@ async def serve(
     telling.cancel()
     await runner.cleanup()
     trace.switch(None)
+
+
+def _tell_memory(budget: Budget) -> None:
+    prompts = (
+        f", {format_size(budget.prompt_cache_bytes)} for their prompts" if budget.prompt_cache_bytes else ""
+    )
+    logger.info("memory: %s for models%s", format_size(budget.models_bytes), prompts)

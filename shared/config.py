@@ -133,6 +133,11 @@ class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int, Key(v.SIZE, "What may wait to be written; more than a disk takes in a few seconds is dropped.")
     ] = 2_000_000_000
 
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether prompts are kept on disk at all."""
+        return self.ssd and self.ssd_budget > 0
+
 
 class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[defaults]: what a request that does not say gets. None leaves it to the model's own folder."""

@@ -25,6 +25,7 @@ from mlxpool.shared.errors import ApiError, error
 from mlxpool.shared.text import cut
 
 from . import security
+from .cache_routes import add_cache_routes
 from .config_routes import ConfigRoutes
 from .events import LOG_HISTORY_LINES, EventHub, EventRoutes
 from .jobs_routes import add_job_routes
@@ -94,6 +95,7 @@ def make_app(parts: Parts) -> web.Application:
         ]
     )
     add_library_routes(app, pool, library)
+    add_cache_routes(app, pool)
     add_job_routes(app, parts.jobs)
     add_static_routes(app)
     return app

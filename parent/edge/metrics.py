@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from mlxpool.parent.pool.service import PoolService
-from mlxpool.parent.pool.views import WorkerView
+from mlxpool.parent.pool.views import PoolView, WorkerView
+from mlxpool.shared.control import CacheSummary
 from mlxpool.shared.trace import Outcome
 
 if TYPE_CHECKING:
@@ -30,6 +31,23 @@ _WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
     ("active_requests", "Requests that run.", lambda w: w.active),
     ("queued_requests", "Requests that wait.", lambda w: w.queued),
     ("tokens_per_second", "Tokens generated, of late.", lambda w: w.tokens_per_s),
+)
+# Of each model's prompt cache; the counters are those of all its workers since the parent's start.
+_CACHE_GAUGES: tuple[tuple[str, str, Callable[[CacheSummary], float]], ...] = (
+    ("prompt_cache_bytes", "Memory that prompts take.", lambda c: c.bytes),
+    ("ssd_cache_bytes", "Disk that prompts take.", lambda c: c.ssd_bytes),
+    ("ssd_cache_entries", "Records of prompts on disk.", lambda c: c.ssd_entries),
+    ("ssd_cache_pending", "Records that wait to be written.", lambda c: c.pending),
+)
+_CACHE_COUNTERS: tuple[tuple[str, str, Callable[[CacheSummary], float]], ...] = (
+    ("prompt_cache_hits", "Prompts of which a beginning was cached.", lambda c: c.hits),
+    ("prompt_cache_misses", "Prompts that were read from their start.", lambda c: c.misses),
+    ("prompt_cache_cached_tokens", "Prompt tokens that needed no prefill.", lambda c: c.cached_tokens),
+    ("ssd_cache_spills", "Records written.", lambda c: c.spills),
+    ("ssd_cache_restores", "Prompts read back from disk.", lambda c: c.restores),
+    ("ssd_cache_restore_seconds", "Time that this took.", lambda c: c.restore_ms / 1000),
+    ("ssd_cache_dropped", "Records given up because too many waited.", lambda c: c.dropped),
+    ("ssd_cache_failed", "Writes that failed.", lambda c: c.failed),
 )
 
 
@@ -99,6 +117,7 @@ class Metrics:
         for name, text, value in (
             ("mlxpool_budget_bytes", "Memory that models may hold.", view.budget_bytes),
             ("mlxpool_reserved_bytes", "Memory that is promised to models.", view.reserved_bytes),
+            ("mlxpool_prompt_cache_limit_bytes", "Memory that prompts may take.", view.prompt_cache_bytes),
             ("mlxpool_queued_requests", "Requests that wait for a model.", len(view.queue)),
         ):
             yield GaugeMetricFamily(name, text, value=value)
@@ -122,6 +141,8 @@ class Metrics:
             crashes.add_metric([worker.model], worker.restarts)
         yield crashes
 
+        yield from self._cache(view)
+
         requests = CounterMetricFamily(
             "mlxpool_requests", "Requests that ended.", labels=["model", "outcome"]
         )
@@ -137,3 +158,21 @@ class Metrics:
             for model, histogram in table.items():
                 family.add_metric([model], histogram.cumulated(), histogram.total_s)
             yield family
+
+    def _cache(self, view: PoolView) -> Iterator[Metric]:
+        """Prompt caches, as the heartbeats told them: no worker is asked."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        models = self._pool.effects.caches.tally.by_model()
+        for family, rows in ((GaugeMetricFamily, _CACHE_GAUGES), (CounterMetricFamily, _CACHE_COUNTERS)):
+            for name, text, read in rows:
+                metric = family(f"mlxpool_{name}", text, labels=["model"])
+                for model, summary in models.items():
+                    metric.add_metric([model], read(summary))
+                yield metric
+        drains = CounterMetricFamily(
+            "mlxpool_drains", "Drains, by whether all prompts were on disk at their end.", labels=["durable"]
+        )
+        drains.add_metric(["true"], view.cache.drains - view.cache.losses)
+        drains.add_metric(["false"], view.cache.losses)
+        yield drains

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from mlxpool.shared.control import CacheShare, CacheSummary, DrainReport
+from mlxpool.shared.units import format_count
 
 from .cache_shares import CacheShares, Move
 from .cache_tally import CacheTally
@@ -182,12 +183,14 @@ def described(report: DrainReport) -> str:
     """A drain's report in a line."""
     took = f"in {report.elapsed_ms / 1000:.1f} s"
     if report.durable:
-        cut = f"; {report.pending} requests were cut" if report.pending else ""
-        return f"drained {took}, all prompts are on disk ({report.flushed} records written){cut}"
-    parts = [f"not all prompts are on disk after the drain ({took}): {report.missing} records are missing"]
-    parts += [f"{report.dropped} dropped"] if report.dropped else []
-    parts += [f"{report.failed} writes failed"] if report.failed else []
-    parts += [f"{report.pending} requests were cut"] if report.pending else []
+        written = format_count(report.flushed, "record")
+        cut = f"; cut {format_count(report.pending, 'request')}" if report.pending else ""
+        return f"drained {took}, all prompts are on disk ({written} written){cut}"
+    parts = [f"not all prompts are on disk after the drain ({took})"]
+    parts.append(f"missing {format_count(report.missing, 'record')}")
+    parts += [f"dropped {format_count(report.dropped, 'record')}"] if report.dropped else []
+    parts += [format_count(report.failed, "failed write")] if report.failed else []
+    parts += [f"cut {format_count(report.pending, 'request')}"] if report.pending else []
     return ", ".join(parts)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from mlxpool.parent.library import Description, Library, LibraryModel
+from mlxpool.parent.prompt_disk import used_bytes
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.config import ModelSettings, Settings
 from mlxpool.shared.control import Launch, WorkerStats
@@ -69,6 +70,7 @@ class PoolService:
         self._deadline: float | None = None
         self._footprints: asyncio.Task[None] | None = None
         self._empty = asyncio.Event()
+        self._disk_bytes = 0  # of prompts, as it was measured last
         self._leaving: set[str] = set()  # unloads that a reload asked for
         self.listeners = Listeners()
         self.changed: Callable[[], None] = lambda: None  # after every event, for those who show the pool
@@ -245,8 +247,8 @@ class PoolService:
         return CachePanel(
             bytes=told.bytes,
             max_bytes=self.budget.prompt_cache_bytes,
-            ssd=cache.ssd,
-            ssd_bytes=told.ssd_bytes,
+            ssd=cache.is_on_disk,
+            ssd_bytes=self._disk_bytes,
             ssd_max_bytes=cache.ssd_budget,
             hits=told.hits,
             misses=told.misses,
@@ -338,6 +340,12 @@ class PoolService:
         self.scheduler.on_tick()
         self._after()
 
+    async def _measure_disk(self) -> None:
+        """One small file is read: the ledger of what all models have on disk."""
+        if self.settings.cache.ssd:
+            used = await self._loop.run_in_executor(None, used_bytes, self.settings.kv_folder)
+            self._disk_bytes = self._disk_bytes if used is None else used
+
     def _prompt_bytes(self, worker: int) -> int:
         """What of a worker's footprint is its prompt cache: no plan holds it. On CUDA it is no part of it."""
         told = self.effects.caches.tally.of(worker)
@@ -345,6 +353,7 @@ class PoolService:
 
     async def _watch_footprints(self) -> None:
         while True:
+            await self._measure_disk()
             await asyncio.sleep(FOOTPRINT_INTERVAL_S)
             for number, worker in list(self.effects.workers.items()):
                 size = await self._loop.run_in_executor(None, footprint_bytes, worker.process.pid)

@@ -35,7 +35,7 @@ def make_spec(model: LibraryModel, described: Description, queue_limit: int) -> 
 def make_cache_launch(settings: Settings, ram_bytes: int) -> CacheLaunch:
     """How a worker with this share of memory keeps prompts."""
     cache = settings.cache
-    on_disk = cache.ssd and cache.ssd_budget > 0
+    on_disk = cache.is_on_disk
     return CacheLaunch(
         ram_bytes=ram_bytes,
         folder=str(settings.kv_folder) if on_disk else None,

@@ -1,4 +1,4 @@
-"""The answers of a scripted worker: chat whole and streamed, health, stats, drain, and their faults.
+"""The answers of a scripted worker: chat whole and streamed, health, stats, control, and their faults.
 
 `Engine` plays engine and HTTP surface in one: its counters are what heartbeats and `/stats` report. It
 works in one event loop and nothing else mutates it. A row is *owed* from its admission to its last token,
@@ -22,10 +22,13 @@ from mlxpool.shared.control import (
     HEADER_CREATED,
     HEADER_REQUEST_ID,
     HEADER_RESPONSE_ID,
+    CacheShare,
     DrainReport,
+    KvStats,
     Launch,
     WorkerStats,
 )
+from tests.tools.scripted_cache import ScriptedCache
 from tests.tools.scripted_http import Exchange, Request
 from tests.tools.scripted_script import Script, TokenText
 
@@ -186,6 +189,7 @@ class Engine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._requests = self._prompt_tokens = self._cancelled = self._errors = 0
+        self.cache = ScriptedCache(launch.cache, script)
         self.tokens = 0
         self.progress = 0
         self.hung = False
@@ -205,6 +209,10 @@ class Engine:
                 out.whole(200, msgspec.json.encode(self._stats()))
             case "POST", "/control/drain":
                 await self._drain(request, out)
+            case "POST", "/control/flush":
+                await self._flush(out)
+            case "POST", "/control/cache":
+                await self._share(request, out)
             case "POST", "/v1/chat/completions":
                 await self._chat(request, out)
             case method, path:
@@ -235,6 +243,9 @@ class Engine:
             backend="scripted",
             dtype="none",
             tokens_per_s=self._script.tokens_per_s,
+            prompt_cache=self.cache.prompt_stats,
+            ssd_cache=self.cache.ssd_stats,
+            kv=KvStats("none", {"KVCache": 1}),
         )
 
     def _refuse(self, out: Exchange, err: errors.ApiError, request_id: str) -> None:
@@ -257,9 +268,29 @@ class Engine:
             self._refuse(out, errors.error("invalid_request", bad, param="timeout_s"), "")
             return
         await asyncio.sleep(self._script.drain_s)
-        elapsed_ms = (time.monotonic() - start) * 1000
-        out.whole(200, msgspec.json.encode(DrainReport(durable=True, elapsed_ms=elapsed_ms)))
+        self._report(out, msgspec.structs.replace(self.cache.flush(), pending=len(self._rows)), start)
         self._process.life.record("drained", rows=len(self._rows))
+
+    async def _flush(self, out: Exchange) -> None:
+        start = time.monotonic()
+        self._process.life.record("flush")
+        if self._script.never_flush:
+            await asyncio.get_running_loop().create_future()
+        self._report(out, self.cache.flush(), start)
+
+    def _report(self, out: Exchange, report: DrainReport, start: float) -> None:
+        elapsed_ms = (time.monotonic() - start) * 1000
+        out.whole(200, msgspec.json.encode(msgspec.structs.replace(report, elapsed_ms=elapsed_ms)))
+
+    async def _share(self, request: Request, out: Exchange) -> None:
+        share = msgspec.json.decode(request.body, type=CacheShare)
+        self._process.life.record("share", ram_bytes=share.ram_bytes)
+        if self._script.never_share:
+            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(self._script.share_s)
+        self.cache.share_bytes = share.ram_bytes
+        self._process.life.record("shared", ram_bytes=share.ram_bytes)
+        out.whole(200, b"{}")
 
     async def _chat(self, request: Request, out: Exchange) -> None:
         request_id = request.headers.get(HEADER_REQUEST_ID.lower(), "")
@@ -275,6 +306,7 @@ class Engine:
             return
         self._requests += 1
         self._prompt_tokens += row.prompt_tokens
+        self.cache.ask(row.prompt, row.prompt_tokens)
         self._rows.add(row)
         self._owed.add(row)
         self._idle.clear()

@@ -57,6 +57,11 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answer every chat with this error status. health_fails: /health answers 503.
 
     Drain. drain_s: seconds it takes once no request runs. never_drain: it is never answered.
+
+    Prompt cache. prompt_bytes: of memory and disk for each different prompt. cache_missing: records that a
+    drain or a flush can't write. cache_off: why nothing is written. cache_says: fields of CacheSummary that
+    heartbeats say instead of what is so. share_s: seconds that taking another share takes; never_share: it
+    is never answered. never_flush: neither is a flush.
     """
 
     import_s: float = 0.0
@@ -91,6 +96,14 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: float = 0.0
     never_drain: bool = False
 
+    prompt_bytes: int = 1_000_000
+    cache_missing: int = 0
+    cache_off: str = ""
+    cache_says: dict[str, int | float | str] = {}
+    share_s: float = 0.0
+    never_share: bool = False
+    never_flush: bool = False
+
     def __post_init__(self) -> None:
         if isinstance(self.crash_signal, str) and self.crash_signal not in signal.Signals.__members__:
             raise ValueError(f"crash_signal: no signal is called {self.crash_signal!r}; use one like SIGKILL")
@@ -123,6 +136,10 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             status=0,
             health_fails=False,
             never_drain=False,
+            cache_missing=0,
+            cache_off="",
+            never_share=False,
+            never_flush=False,
         )
 
 

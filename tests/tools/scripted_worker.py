@@ -115,7 +115,7 @@ class ScriptedWorker:
         self._socket = launch.socket
         self.life.name = launch.model
         script = self._script_of(launch)
-        self.life.record("go")
+        self.life.record("go", ram_bytes=launch.cache.ram_bytes if launch.cache is not None else None)
 
         weights = Path(launch.path) / "model.safetensors"
         weights_bytes = weights.stat().st_size if weights.exists() else 0
@@ -238,7 +238,8 @@ class ScriptedWorker:
     async def _heartbeats(self, engine: Engine) -> None:
         while not (self._script.stop_heartbeats and self._is_ready):
             pending = engine.pending
-            self._say(Heartbeat(progress=engine.progress, pending=pending, tokens=engine.tokens))
+            cache = engine.cache.summary
+            self._say(Heartbeat(engine.progress, pending, engine.tokens, cache))
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
 
