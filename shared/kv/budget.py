@@ -24,7 +24,7 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -71,16 +71,17 @@ class Budget:
         self.root = root
         self.max_bytes = max_bytes
 
-    def create(self, folder: str, size_bytes: int, behind: bytes | None = None) -> Room:
+    def create(self, folder: str, size_bytes: int, behind: Sequence[bytes] = ()) -> Room:
         """An empty file of this process in a model's folder, with room reserved for all that it will hold.
 
-        behind: the parent of the record that is written; its path is not evicted for it. Raises OSError.
+        behind: names of records that it needs, which are not evicted for it, nor is what they need. Raises
+        OSError.
         """
         need = blocks(size_bytes)
         with self.locked() as ledger:
             evicted: list[Stored] = []
             if ledger.used + need > self.max_bytes:
-                evicted = self._make_room(ledger, need, None if behind is None else (folder, behind))
+                evicted = self._make_room(ledger, need, folder, behind)
                 if ledger.used + need > self.max_bytes:
                     return Room(None, evicted)
             ledger.put(ledger.used + need)
@@ -93,6 +94,8 @@ class Budget:
 
     def _open(self, folder: str, need: int) -> Temp:
         (self.root / folder).mkdir(mode=FOLDER_MODE, exist_ok=True)
+        if (self.root / folder).is_symlink():
+            raise OSError(errno.ELOOP, "the folder is a link", folder)
         path = str(self.root / folder / temp_name(os.getpid(), need, secrets.token_hex(8)))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
         try:
@@ -143,12 +146,13 @@ class Budget:
         with self.locked() as ledger:
             return ledger.used
 
-    def _make_room(self, ledger: Ledger, need: int, keep: tuple[str, bytes] | None) -> list[Stored]:
+    def _make_room(self, ledger: Ledger, need: int, folder: str, behind: Sequence[bytes]) -> list[Stored]:
         listing = reconcile(ledger, self.root)
         over = ledger.used + need - self.max_bytes
         if over <= 0:
             return []
-        return evict(ledger, victims(listing.records, over + self.max_bytes // _SLACK_SHARE, keep))
+        over += self.max_bytes // _SLACK_SHARE
+        return evict(ledger, victims(listing.records, over, folder, behind))
 
     @contextlib.contextmanager
     def locked(self, patience_s: float = LOCK_PATIENCE_S) -> Iterator[Ledger]:

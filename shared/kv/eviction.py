@@ -7,17 +7,18 @@ further back goes first. A state is needed by nothing: it goes before its record
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mlxpool.shared.kv.listing import Stored
 
 
 def victims(
-    records: Iterable[Stored], need_bytes: int, keep: tuple[str, bytes] | None = None
+    records: Iterable[Stored], need_bytes: int, folder: str = "", behind: Sequence[bytes] = ()
 ) -> list[Stored]:
     """Records to delete, in order, to get `need_bytes` back; all that may go where they are not enough.
 
-    keep: folder and name of a record whose whole path stays, because the next one is written behind it.
+    folder, behind: a model's folder and names of records there which stay with all before them, because what
+    room is made for needs them.
     """
     ordered = sorted(records, key=lambda stored: (stored.file.start, stored.file.kind), reverse=True)
     used: dict[tuple[str, bytes], float] = {}
@@ -30,7 +31,7 @@ def victims(
         for needed in (own, parent):
             used[needed] = max(last_s, used.get(needed, last_s))
         ranked.append((last_s, place, stored))
-    kept = _path(ordered, keep)
+    kept = _paths(ordered, [(folder, name) for name in behind])
     chosen: list[Stored] = []
     for _, _, stored in sorted(ranked, key=lambda entry: entry[:2]):
         if need_bytes <= 0:
@@ -42,11 +43,13 @@ def victims(
     return chosen
 
 
-def _path(records: Iterable[Stored], last: tuple[str, bytes] | None) -> set[tuple[str, bytes]]:
-    """A record and all before it, as folder and name."""
+def _paths(records: Iterable[Stored], lasts: Iterable[tuple[str, bytes]]) -> set[tuple[str, bytes]]:
+    """These records and all before them, as folder and name."""
     parents = {(stored.folder, stored.file.name): (stored.folder, stored.file.parent) for stored in records}
     path: set[tuple[str, bytes]] = set()
-    while last is not None and last not in path:
-        path.add(last)
-        last = parents.get(last)
+    for last in lasts:
+        step: tuple[str, bytes] | None = last
+        while step is not None and step not in path:
+            path.add(step)
+            step = parents.get(step)
     return path

@@ -55,7 +55,7 @@ class Tensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
     @property
-    def size_bytes(self) -> int:
+    def bytes(self) -> int:
         return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
 
@@ -77,14 +77,14 @@ class Head(msgspec.Struct, frozen=True):
 
     @property
     def data_bytes(self) -> int:
-        return sum(tensor.size_bytes for tensor in self.tensors.values())
+        return sum(tensor.bytes for tensor in self.tensors.values())
 
     def offsets(self) -> dict[str, int]:
         """Where each tensor's bytes begin in the file."""
         places, place = {}, self.data_start
         for name, tensor in self.tensors.items():
             places[name] = place
-            place += tensor.size_bytes
+            place += tensor.bytes
         return places
 
 
@@ -141,7 +141,7 @@ def header_bytes(head: Head) -> bytes:
     table: dict[str, _Metadata | _Entry] = {"__metadata__": metadata}
     begin = 0
     for name, tensor in head.tensors.items():
-        end = begin + tensor.size_bytes
+        end = begin + tensor.bytes
         table[name] = _Entry(tensor.dtype, tensor.shape, (begin, end))
         begin = end
     text = msgspec.json.encode(table)
@@ -218,10 +218,10 @@ def _decode(raw: bytes, file: FileName) -> Head:
     due = 0
     for name, entry in ((name, _ENTRY.decode(text)) for name, text in table.items()):
         tensor = Tensor(entry.dtype, entry.shape)
-        if min(entry.shape, default=0) < 0 or entry.data_offsets != (due, due + tensor.size_bytes):
+        if min(entry.shape, default=0) < 0 or entry.data_offsets != (due, due + tensor.bytes):
             raise RecordError(f"tensor {name!r} lies at {entry.data_offsets}, {due} was due")
         tensors[name] = tensor
-        due += tensor.size_bytes
+        due += tensor.bytes
     if hashes.keys() != tensors.keys():
         raise RecordError("its hashes are not those of its tensors")
     ids = tuple(int(text) for text in metadata.ids.split())
@@ -235,11 +235,11 @@ def groups(head: Head) -> list[list[str]]:
     runs: list[list[str]] = []
     filled = READ_STEP_BYTES
     for name, tensor in head.tensors.items():
-        if filled + tensor.size_bytes > READ_STEP_BYTES:
+        if filled + tensor.bytes > READ_STEP_BYTES:
             runs.append([])
             filled = 0
         runs[-1].append(name)
-        filled += tensor.size_bytes
+        filled += tensor.bytes
     return runs
 
 
@@ -307,7 +307,7 @@ def verify(path: Path, fingerprint: str) -> None:
     try:
         head = read_head(descriptor, file, fingerprint)
         for names in groups(head):
-            scratch = {name: memoryview(bytearray(head.tensors[name].size_bytes)) for name in names}
+            scratch = {name: memoryview(bytearray(head.tensors[name].bytes)) for name in names}
             read_data(descriptor, head, names, scratch, check=True)
     finally:
         os.close(descriptor)
