@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from mlxpool.shared.control import CacheLaunch, Launch
+from mlxpool.worker.cache.open import open_cache
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.constraint import Constraint
 from mlxpool.worker.engine.engine import Engine, Limits, Loaded
@@ -18,7 +20,7 @@ from mlxpool.worker.load import load
 from mlxpool.worker.request.plan import Plan, Sampling
 from mlxpool.worker.text.answer import AnswerText
 from mlxpool.worker.text.detokeniser import ByteDetokeniser
-from mlxpool.worker.text.events import Event, Failure, Finish, Logprobs, Text
+from mlxpool.worker.text.events import Event, Failure, Finish, Logprobs, Text, Usage
 
 
 class Faulty:
@@ -54,6 +56,10 @@ class Client:
         return "".join(event.text for event in self.events if isinstance(event, Text))
 
     @property
+    def usage(self) -> Usage:
+        return next(event for event in self.events if isinstance(event, Usage))
+
+    @property
     def logprobs(self) -> list[Logprobs]:
         return [event for event in self.events if isinstance(event, Logprobs)]
 
@@ -63,19 +69,30 @@ def plan(
     max_tokens: int = 20,
     eos: Sequence[int] = (),
     top_logprobs: int | None = None,
+    boundaries: Sequence[int] = (),
+    namespace: str = "",
     **sampling: Any,
 ) -> Plan:
     """A plan for these ids; greedy unless told otherwise."""
     settings = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1, **sampling}
     return Plan(
-        tuple(prompt), max_tokens, True, Sampling(**settings), frozenset(eos), top_logprobs=top_logprobs
+        tuple(prompt),
+        max_tokens,
+        True,
+        Sampling(**settings),
+        frozenset(eos),
+        top_logprobs=top_logprobs,
+        namespace=namespace,
+        boundaries=tuple(boundaries),
     )
 
 
 class Running:
     """An engine and its model; `ask` runs one row to its end."""
 
-    def __init__(self, folder: Path, batch: int = 4, width: int | None = 16) -> None:
+    def __init__(
+        self, folder: Path, batch: int = 4, width: int | None = 16, cache: CacheLaunch | None = None
+    ) -> None:
         self.model: Any = None
 
         def load_faulty() -> Loaded:
@@ -83,7 +100,13 @@ class Running:
             self.model = Faulty(loaded.model)
             return msgspec.structs.replace(loaded, model=self.model)
 
-        self.engine = Engine(load_faulty, Limits(batch, 1 << 30), ChunkWidth("cpu", width))
+        launch = Launch("m", str(folder), "", 4096, batch, 1 << 30, 1 << 30, cache=cache)
+        self.engine = Engine(
+            load_faulty,
+            Limits(batch, 1 << 30),
+            ChunkWidth("cpu", width),
+            lambda loaded: open_cache(launch, loaded, "cpu", self.engine),
+        )
 
     async def ready(self) -> Running:
         self.engine.start()
