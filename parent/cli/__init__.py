@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "unpin": ("models", "Let a pinned model be evicted again."),
     "run": ("run", "Ask a model one question, or talk with it."),
     "logs": ("logs", "Show what a model's workers have written."),
+    "cache": ("cache", "Show, check or delete what is kept of prompts: status, verify, prune."),
     "service": ("service", "Run the server as a service: install, uninstall, status, restart, print."),
     "doctor": ("doctor", "Look at this machine, and say what to do about what it lacks."),
     "config": ("config", "Show the settings in effect and where each comes from."),
@@ -44,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 # Commands of the design that come later: told apart from typing errors.
-LATER_COMMANDS = frozenset({"bench", "cache", "colibri", "finetune", "fuse", "import", "jobs", "quantize"})
+LATER_COMMANDS = frozenset({"bench", "colibri", "finetune", "fuse", "import", "jobs", "quantize"})
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2

@@ -42,7 +42,9 @@ class _ServedModel(msgspec.Struct):
     fault: str | None
 
 
-class _Served(msgspec.Struct):
+class Served(msgspec.Struct):
+    """The body of /api/library."""
+
     models: list[_ServedModel]
 
 
@@ -78,7 +80,7 @@ def models_command(
     if server is not None:
         # Its --models folders are known to nobody else.
         known = {entry["name"] for entry in entries}
-        served = server.get("/api/library", _Served).models
+        served = server.get("/api/library", Served).models
         entries += [msgspec.structs.asdict(model) for model in served if model.name not in known]
         entries.sort(key=lambda entry: str(entry["name"]))
     if as_json:

@@ -21,6 +21,7 @@ from mlxpool.parent.library import Library, LibraryModel
 from mlxpool.parent.staging import PullError
 from mlxpool.shared.config import Settings
 from mlxpool.shared.errors import ApiError
+from mlxpool.shared.kv import folder
 from mlxpool.shared.units import format_size
 
 _POLL_S = 0.1
@@ -65,7 +66,19 @@ def rm_command(
         print_json(removed)
     else:
         click.echo(f"{name} is removed: {format_size(removed.freed_bytes)} freed")
+        _tell_about_prompts(settings, name)
     return 0
+
+
+def _tell_about_prompts(settings: Settings, name: str) -> None:
+    """What is kept of its prompts stays: the model may come back."""
+    try:
+        kept = sum(use.bytes for use in folder.scan(settings.kv_folder) if use.model == name)
+    except OSError:
+        return
+    if kept:
+        prune = command("cache prune", settings.home)
+        click.echo(f"{format_size(kept)} of its prompts are still on disk: {prune} deletes them")
 
 
 def _place(settings: Settings, name: str, model: LibraryModel | None) -> Path:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mlxpool.shared.kv import folder
-from mlxpool.shared.kv.budget import Budget
+from mlxpool.shared.kv.names import temp_name
+from tests.tools.kv_records import fingerprint, write_record
 from tests.tools.scripted_script import make_scripted_model, read_events
 from tests.tools.served import Served, serve, until
 
@@ -272,7 +272,7 @@ async def test_the_cache_is_shown_only_to_who_has_the_key(tmp_path: Path, models
 async def test_what_is_cached_in_memory_and_on_disk(tmp_path: Path, models: Path):
     root = tmp_path / "home" / "kv"
     (tmp_path / "home").mkdir()
-    make_record(root, "b" * 32, "old-model")
+    write_record(root, fingerprint("b"), "old-model")
     async with serve(tmp_path, models=models, scripted=True, budget="4GB", settings=SHARES) as served:
         await served.chat("a", "one")
         await served.chat("a", "one")
@@ -342,26 +342,10 @@ async def test_why_nothing_is_written_is_shown(tmp_path: Path):
 # ---- the folder at the start ----------------------------------------------------------------------------
 
 
-def make_record(root: Path, fingerprint: str, model: str) -> Path:
-    """A record's file of one block, of a model's folder."""
-    from mlxpool.shared.kv.names import FileName, file_name
-
-    budget = Budget(root, 10**9)
-    folder.describe(budget, folder.About(model, fingerprint))
-    temp = budget.create(fingerprint, 1000).temp
-    assert temp is not None
-    name = file_name(FileName(name=b"n" * 16, parent=b"p" * 16, start=0, end=256, kind="slice"))
-    Path(temp.path).write_bytes(b"x" * 1000)
-    budget.publish(temp, name)
-    return root / fingerprint / name
-
-
 async def test_the_folder_is_clean_before_anybody_is_served(tmp_path: Path):
-    from mlxpool.shared.kv.names import temp_name
-
     (tmp_path / "home").mkdir()
     root = tmp_path / "home" / "kv"
-    record = make_record(root, "b" * 32, "m")
+    record = write_record(root, fingerprint("b"), "m")
     torn = record.parent / temp_name(2**22 - 1, 4096, "00" * 8)
     torn.write_bytes(b"half")
     async with serve(tmp_path, scripted=True) as served:
@@ -373,7 +357,7 @@ async def test_the_folder_is_clean_before_anybody_is_served(tmp_path: Path):
 
 async def test_a_smaller_budget_is_kept_from_the_start(tmp_path: Path):
     (tmp_path / "home").mkdir()
-    record = make_record(tmp_path / "home" / "kv", "b" * 32, "m")
+    record = write_record(tmp_path / "home" / "kv", fingerprint("b"), "m")
     async with serve(tmp_path, scripted=True, settings={"cache.ssd_budget": "1kB"}):
         assert not record.exists()
 
@@ -381,7 +365,7 @@ async def test_a_smaller_budget_is_kept_from_the_start(tmp_path: Path):
 async def test_a_broken_folder_is_a_warning_and_no_failed_start(tmp_path: Path, models: Path):
     (tmp_path / "home").mkdir()
     root = tmp_path / "home" / "kv"
-    record = make_record(root, "b" * 32, "m")
+    record = write_record(root, fingerprint("b"), "m")
     ledger = next(path for path in root.iterdir() if path.is_file())
     ledger.unlink()
     ledger.mkdir()

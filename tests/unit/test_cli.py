@@ -88,8 +88,8 @@ def test_a_command_of_a_later_version_is_told_apart_from_a_typing_error(mlxpool:
     assert (result.code, result.err) == (2, f"mlxpool: `mlxpool {name}` is not in this version yet\n")
 
 
-# Not about one server: a group of commands, and text for a shell.
-WITHOUT_A_HOME = {"service", "completion"}
+# Not about one server by themselves: groups of commands, and text for a shell.
+WITHOUT_A_HOME = {"cache", "service", "completion"}
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

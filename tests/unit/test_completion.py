@@ -46,6 +46,7 @@ def home(tmp_path: Path) -> Path:
 def test_commands_subcommands_and_options(home: Path) -> None:
     assert completed(home, "") == list(COMMANDS)
     assert completed(home, "un") == ["unload", "unpin"]
+    assert completed(home, "cache", "") == ["prune", "status", "verify"]
     assert completed(home, "service", "") == ["install", "print", "restart", "status", "uninstall"]
     assert completed(home, "unload", "--f") == ["--force"]
     assert completed(home, "completion", "") == ["bash", "zsh", "fish"]
