@@ -1,11 +1,14 @@
 """Tiny random models on disk: real folders that load, decode and chat in milliseconds.
 
-`make(kind, out)`, or `python tests/tools/tiny_models.py KIND OUT`. Kinds: `llama`; `sliding` (Gemma 3's
-alternation of windowed and full layers, with a window of 32 so that a test passes it); `quantised` (the
-llama with 4-bit weights) and `dequantised`, the same numbers as float32. Weights come from a fixed seed
-and a wide embedding, so greedy text varies instead of repeating one token; the rows of bytes that are no
-readable text are made short, so they are hardly ever sampled. The tokenizer is a real byte-level BPE over
-the 256 bytes plus special tokens: a prompt has one token per byte, an answer one byte per token.
+`make(kind, out)`, or `python tests/tools/tiny_models.py KIND OUT`; `build(kind)` is the model alone. Kinds:
+`llama`; `sliding` (Gemma 3's alternation of windowed and full layers, with a window of 32 so that a test
+passes it); `quantised` (the llama with 4-bit weights) and `dequantised`, the same numbers as float32; `ssm`
+(Mamba 2); `conv` (LFM 2: short convolutions and attention in turns); `hybrid` (Falcon H1: SSM and attention
+in every layer); `chunked` (Llama 4: attention in chunks); `indexed` (DeepSeek 3.2: a second cache in every
+layer, of keys alone). Weights come from a fixed seed and a wide embedding, so greedy text varies instead of
+repeating one token; the rows of bytes that are no readable text are made short, so they are hardly ever
+sampled. The tokenizer is a real byte-level BPE over the 256 bytes plus special tokens: a prompt has one
+token per byte, an answer one byte per token.
 """
 
 from __future__ import annotations
@@ -14,15 +17,15 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map_with_path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-Kind = Literal["llama", "sliding", "quantised", "dequantised"]
-KINDS: tuple[Kind, ...] = ("llama", "sliding", "quantised", "dequantised")
+Kind = Literal["llama", "sliding", "quantised", "dequantised", "ssm", "conv", "hybrid", "chunked", "indexed"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 SEED = 7
 SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
@@ -57,19 +60,93 @@ _SHAPE: dict[str, Any] = {
 }
 
 
-def _config(kind: Kind) -> dict[str, Any]:
-    if kind == "sliding":
-        return {
+_LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+
+# What a kind's config has beside _SHAPE.
+_OWN: dict[Kind, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "quantised": _LLAMA,
+    "dequantised": _LLAMA,
+    "sliding": {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "num_hidden_layers": 4,
+        "sliding_window": WINDOW_TOKENS,
+        "sliding_window_pattern": 2,
+        "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": 16,
+    },
+    "ssm": {
+        "model_type": "mamba2",
+        "architectures": ["Mamba2ForCausalLM"],
+        "num_heads": 8,
+        "state_size": 16,
+        "layer_norm_epsilon": 1e-5,
+        "conv_kernel": 4,
+        "n_groups": 1,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_limit": [0.0, 100.0],
+        "time_step_rank": "auto",
+    },
+    "conv": {
+        "model_type": "lfm2",
+        "architectures": ["Lfm2ForCausalLM"],
+        "num_hidden_layers": 4,
+        "norm_eps": 1e-5,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "block_dim": 64,
+        "block_multiple_of": 32,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "full_attn_idxs": [1, 3],
+    },
+    "hybrid": {
+        "model_type": "falcon_h1",
+        "architectures": ["FalconH1ForCausalLM"],
+        "mamba_d_conv": 4,
+        "mamba_d_head": 16,
+        "mamba_d_ssm": 64,
+        "mamba_d_state": 16,
+        "mamba_n_heads": 4,
+    },
+    "chunked": {
+        "model_type": "llama4",
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "text_config": {
             **_SHAPE,
-            "model_type": "gemma3_text",
-            "architectures": ["Gemma3ForCausalLM"],
+            "model_type": "llama4_text",
             "num_hidden_layers": 4,
-            "sliding_window": WINDOW_TOKENS,
-            "sliding_window_pattern": 2,
-            "rope_local_base_freq": 10000.0,
-            "query_pre_attn_scalar": 16,
-        }
-    return {**_SHAPE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+            "attention_bias": False,
+            "attention_chunk_size": WINDOW_TOKENS,
+            "interleave_moe_layer_step": 2,
+            "intermediate_size_mlp": 128,
+            "num_experts_per_tok": 1,
+            "num_local_experts": 2,
+            "rope_scaling": None,
+            "use_qk_norm": True,
+        },
+    },
+    "indexed": {
+        "model_type": "deepseek_v32",
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "num_key_value_heads": 4,
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+        "index_topk": 128,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+        "first_k_dense_replace": 2,
+    },
+}
+
+
+def _config(kind: Kind) -> dict[str, Any]:
+    return {**_SHAPE, **_OWN[kind]}
 
 
 def _random_weights(model: nn.Module) -> None:
@@ -79,7 +156,7 @@ def _random_weights(model: nn.Module) -> None:
     def fill(name: str, value: mx.array) -> mx.array:
         if "norm" in name:
             return mx.ones_like(value) if value.ndim else value
-        if "embed" in name or "lm_head" in name:
+        if value.shape[0] == VOCAB_SIZE:
             return mx.random.normal(value.shape) * _row_scales()
         scale: float = 2.5 / value.shape[-1] ** 0.5
         return mx.random.normal(value.shape) * scale
@@ -108,14 +185,20 @@ def tokenizer() -> Tokenizer:
     return made
 
 
+def build(kind: Kind, **changed: Any) -> Any:
+    """The model with its random weights, in full precision. changed: values of its config."""
+    config = _config(kind) | changed
+    architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model = architecture.Model(architecture.ModelArgs.from_dict(config))
+    _random_weights(model)
+    return model
+
+
 def make(kind: Kind, out: Path) -> Path:
     """Write the model folder; returns it."""
     from mlx_lm.utils import dequantize_model, quantize_model
 
-    config = _config(kind)
-    architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
-    model = architecture.Model(architecture.ModelArgs.from_dict(config))
-    _random_weights(model)
+    config, model = _config(kind), build(kind)
     if kind in ("quantised", "dequantised"):
         model, config = quantize_model(model, config, group_size=32, bits=4)
     if kind == "dequantised":
