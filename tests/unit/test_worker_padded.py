@@ -25,7 +25,7 @@ from mlxpool.worker.request.plan import Plan
 from mlxpool.worker.text.events import Failure, Finish
 from tests.tools import tiny_models
 from tests.tools.engine_fixture import Start
-from tests.tools.running_engine import Client, Running, plan
+from tests.tools.running_engine import Client, Running, plan, until
 from tests.tools.tiny_fixture import TinyModels
 
 # Inside the sliding model's window; two of a length, and one that has nothing to prefill.
@@ -204,3 +204,29 @@ def test_a_model_whose_rows_see_each_other_is_found_out(tiny: TinyModels) -> Non
 
     assert padded.works(loaded.model, loaded.make_cache)
     assert not padded.works(mixed, loaded.make_cache)
+
+
+async def test_short_prompts_that_came_together_decode_together_from_the_first_step(start: Start) -> None:
+    running = await start(batch=8, width=40)
+    asked = [plan([place * 3 % 250 + number for place in range(31)], max_tokens=10) for number in range(6)]
+    alone = [await running.ask(of) for of in asked]
+    # The check whether rows can share a pass is made with the first two.
+    await together(running, asked[:2])
+    before = len(running.model.shapes)
+    rows = await together(running, asked)
+    assert [client.text for client, _ in rows] == [client.text for client in alone]
+    assert running.model.shapes[before:] == [(1, 30)] * 6 + [(6, 1)] * 10
+
+
+async def test_a_stream_that_has_begun_waits_for_one_chunk_of_tokens_and_no_longer(start: Start) -> None:
+    running = await start(batch=8, width=64)
+    stream, _ = running.submit(plan(range(20), max_tokens=100_000, temperature=1.0))
+    await until(lambda: len(stream.events) > 3)
+    asked = [plan([place * 3 % 250 + number for place in range(31)], max_tokens=5) for number in range(6)]
+    await together(running, asked[:2])
+    before = len(running.model.shapes)
+    await together(running, asked)
+    between = 0
+    for rows, width in running.model.shapes[before:]:
+        between = 0 if width == 1 else between + rows * width
+        assert between <= 64

@@ -69,6 +69,8 @@ class DecodeBatch:
 
     @property
     def rows(self) -> list[Row]:
+        if len(self._groups) == 1:
+            return self._groups[0].rows
         return [row for group in self._groups for row in group.rows]
 
     @property
@@ -128,11 +130,11 @@ class DecodeBatch:
 
         Before `step`, so that nobody pays for a forward pass after its last token.
         """
+        ending = [group for group in self._groups if any(map(_is_last, group.rows))]
         last: list[Sampled] = []
-        for group in list(self._groups):
-            if any(_is_last(row) for row in group.rows):
-                sampled = self._read(group, group.rows, group.pending)
-                last += [one for one in sampled if _is_last(one.row)]
+        for group in ending:
+            sampled = self._read(group, group.rows, group.pending)
+            last += [one for one in sampled if _is_last(one.row)]
         self.leave([one.row for one in last])
         return last
 
@@ -159,7 +161,8 @@ class DecodeBatch:
         known: list[Sampled] = []
         for group, primed, fed in started:
             if primed:
-                known += [one for one in self._read(group, group.rows, fed) if one.row in primed]
+                read = self._read(group, group.rows, fed)
+                known += read if len(primed) == len(read) else [one for one in read if one.row in primed]
         return known
 
     def finish(self) -> None:

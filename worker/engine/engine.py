@@ -31,9 +31,10 @@ from mlxpool.worker.cache.prompt_cache import PromptCache, row_source
 from mlxpool.worker.engine.admission import KvCost, holds
 from mlxpool.worker.engine.answering import events_of
 from mlxpool.worker.engine.batch import DecodeBatch
-from mlxpool.worker.engine.chunks import ChunkWidth
+from mlxpool.worker.engine.chunks import TARGET_S, ChunkWidth
 from mlxpool.worker.engine.group import Sampled
-from mlxpool.worker.engine.prefill import Prefills, Prompt
+from mlxpool.worker.engine.prefill import Prefills
+from mlxpool.worker.engine.prompt import Prompt
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.text.events import Event, Failure
 
@@ -43,6 +44,9 @@ ENGINE_DIED_EXIT_CODE = 70
 # MLX keeps freed buffers for reuse; caches that grow leave ever larger ones behind. Given back this often
 # while decoding goes on, and whenever the engine falls idle.
 _CLEAR_CACHE_STEPS = 512
+
+# What a row that could say its first token waits for others that are about to: eight short prompts on a CPU.
+_FIRST_WAIT_S = 4 * TARGET_S
 
 # The figures of memory are for people: they may be a few steps old while nothing else happens.
 _READ_MEMORY_STEPS = 16
@@ -122,6 +126,7 @@ class Engine:
         self._room_made_at = self._read_at = 0  # changes, when room was made and memory was read
         self._outbox: list[tuple[Row, list[Event]]] = []
         self._ended = 0  # rows in the outbox that are over
+        self._prefilled = 0  # tokens since the last step
 
     # Event loop side
 
@@ -229,7 +234,7 @@ class Engine:
             self._make_room(batch, prefills, loaded.kv)
             self._admit(batch, prefills, loaded.kv)
             self._prefill(batch, prefills, loaded.kv)
-            if batch.rows:
+            if batch.rows and not self._holds_back(batch, prefills):
                 self._decode(batch, prefills.reserved_bytes(loaded.kv))
                 steps += 1
                 if steps % _CLEAR_CACHE_STEPS == 0:
@@ -328,6 +333,7 @@ class Engine:
             return
         together = prefills.together(prompt)
         if len(together) > 1 and prefills.run_together(together):
+            self._prefilled += len(together) * max(done.end for done in together)
             self.counters.progress += 1
             for done in together:
                 self._hand_over(done, batch, prefills, cost)
@@ -335,6 +341,7 @@ class Engine:
         end = prefills.cut(prompt)
         try:
             if end > prompt.done:
+                self._prefilled += end - prompt.done
                 prefills.run(prompt, end)
                 self.counters.progress += 1
         except Exception as err:
@@ -363,6 +370,20 @@ class Engine:
             self._fail(row, err)
         prefills.drop(prompt)
 
+    def _holds_back(self, batch: DecodeBatch, prefills: Prefills) -> bool:
+        """Whether a step would come too early, because short prompts are about to join it.
+
+        A step takes nearly as long for one row as for eight. Streams that have begun wait for one chunk of
+        tokens, as beside a long prompt; rows that have nothing to say yet wait for each other.
+        """
+        # Rows that came with these, but later by a chunk, are not prompts yet.
+        if not self._arrived and not prefills.completes_one(self.width.tokens):
+            return False
+        rows = batch.rows
+        if any(row.primed for row in rows):
+            return prefills.completes_one(self.width.tokens - self._prefilled)
+        return time.perf_counter() - min(row.prefilled_s for row in rows) < _FIRST_WAIT_S
+
     def _decode(self, batch: DecodeBatch, reserved_bytes: int) -> None:
         """A step of all rows; what becomes known is said while the forward pass runs."""
         began_s = time.perf_counter()
@@ -371,15 +392,16 @@ class Engine:
             ended = self._say(batch, batch.step(self._limits.kv_pool_bytes - reserved_bytes))
             batch.finish()
             self._leave(batch, ended)
+        self._prefilled = 0
         self.counters.progress += 1
         self.counters.decode_s += time.perf_counter() - began_s
 
     def _say(self, batch: DecodeBatch, known: Sequence[Sampled]) -> list[Row]:
         """Turn tokens into events; returns the rows that are over with them."""
         ended: list[Row] = []
+        self.counters.tokens += len(known)
         for sampled in known:
             row = sampled.row
-            self.counters.tokens += 1
             try:
                 events, over = events_of(sampled, "turns" if batch.shares is False else "batch")
             except Exception as err:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mlxpool.worker.engine import logprobs
 from mlxpool.worker.engine.masks import Masks
 from mlxpool.worker.engine.row import Row
-from mlxpool.worker.engine.sampler import in_order, sample
+from mlxpool.worker.engine.sampler import in_order, is_greedy, sample
 
 
 class Sampled(NamedTuple):
@@ -39,15 +39,35 @@ class Group:
     def __init__(self, rows: list[Row], caches: list[Any], pending: Fed) -> None:
         self.rows, self.caches, self.pending = rows, caches, pending
         self._logits: mx.array | None = None
+        # What is looked up once for as long as the same rows and caches run.
+        self._looked_up: tuple[list[Row], list[Any]] | None = None
+        self._best_only = False
+        self._counting: list[Any] = []
 
     @property
     def constrained(self) -> bool:
         """Whether a draw must wait until the token before it is known."""
-        return any(row.constraint is not None for row in self.rows)
+        self._look_up()
+        return not self._best_only and any(row.constraint is not None for row in self.rows)
+
+    def _look_up(self) -> None:
+        if self._looked_up is not None:
+            rows, caches = self._looked_up
+            if rows is self.rows and caches is self.caches:
+                return
+        # The lists are never changed, only replaced; a row that ends is adjusted less, never more.
+        self._looked_up = self.rows, self.caches
+        self._best_only = not any(row.adjusted or not is_greedy(row.sampling) for row in self.rows)
+        self._counting = list(_counting(self.caches))
+
+    @property
+    def _offsets(self) -> list[mx.array]:
+        return [cache.offset for cache in self._counting]
 
     def forward(self, model: Any) -> Fed:
         """Make the graph of the forward pass; returns what it was fed."""
         fed = self.pending
+        self._look_up()
         self._logits = model(fed.tokens[:, None], cache=self.caches)[:, -1, :]
         return fed
 
@@ -55,12 +75,24 @@ class Group:
         """Let the forward pass run, the draw not yet known."""
         # Layers without rotary embedding never read their offset: unevaluated, it would gather a graph node
         # (1.6 KB) per layer and step.
-        mx.async_eval(self._logits, *_offsets(self.caches))  # type: ignore[no-untyped-call]
+        mx.async_eval(self._logits, *self._offsets)  # type: ignore[no-untyped-call]
 
     def draw(self, masks: Masks, failed: Callable[[Row, Exception], None]) -> None:
         """Start the draws that follow the forward pass, and it too if it has not been started."""
         logits, self._logits = self._logits, None
         assert logits is not None
+        if self._best_only:
+            tokens = mx.argmax(logits, axis=-1)
+            self.pending = Fed(tokens, {})
+            mx.async_eval(tokens, *self._offsets)  # type: ignore[no-untyped-call]
+        else:
+            self._draw_each(logits, masks, failed)
+        for row in self.rows:
+            row.primed = True
+            row.sampled += 1
+
+    def _draw_each(self, logits: mx.array, masks: Masks, failed: Callable[[Row, Exception], None]) -> None:
+        """Draws of rows that are not all plain and greedy."""
         adjusted = [place for place, row in enumerate(self.rows) if row.adjusted]
         readings: dict[Row, mx.array] = {}
         if not adjusted:
@@ -77,11 +109,8 @@ class Group:
         self.pending = Fed(tokens, readings)
         shaping = [row.shaping.state for row in self.rows if row.shaping is not None]
         mx.async_eval(  # type: ignore[no-untyped-call]
-            tokens, list(readings.values()), shaping, *_offsets(self.caches)
+            tokens, list(readings.values()), shaping, *self._offsets
         )
-        for row in self.rows:
-            row.primed = True
-            row.sampled += 1
 
     def _draw_adjusted(
         self,
@@ -150,19 +179,21 @@ class Group:
         self.rows = [self.rows[place] for place in places]
 
     @staticmethod
-    def read(rows: Iterable[Row], fed: Fed) -> list[Sampled]:
+    def read(rows: Sequence[Row], fed: Fed) -> list[Sampled]:
         """Wait for what was sampled for these rows [tokens]; their values in order."""
         values: Any = fed.tokens.tolist()
+        if not fed.readings:
+            return [Sampled(row, value, None) for row, value in zip(rows, values, strict=True)]
         return [
             Sampled(row, value, None if row not in fed.readings else np.array(fed.readings[row]))
             for row, value in zip(rows, values, strict=True)
         ]
 
 
-def _offsets(caches: Iterable[Any]) -> Iterator[mx.array]:
-    """The offsets that batch versions of caches keep as arrays, one per row."""
+def _counting(caches: Iterable[Any]) -> Iterator[Any]:
+    """Batch versions of caches that keep their offsets in an array, one per row."""
     for cache in caches:
         if hasattr(cache, "caches"):
-            yield from _offsets(cache.caches)
-        elif isinstance(offset := getattr(cache, "offset", None), mx.array):
-            yield offset
+            yield from _counting(cache.caches)
+        elif isinstance(getattr(cache, "offset", None), mx.array):
+            yield cache

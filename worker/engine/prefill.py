@@ -192,6 +192,10 @@ class Prefills:
     def _followers(self, prompt: Prompt) -> list[Prompt]:
         return [other for other in self._prompts if other.follows is prompt]
 
+    def completes_one(self, tokens: int) -> bool:
+        """Whether so many tokens complete a prompt that rows wait for, and that could go on now."""
+        return any(prompt.ready and prompt.end - prompt.done <= tokens for prompt in self._prompts)
+
     def together(self, turn: Prompt) -> list[Prompt]:
         """The prompt whose turn it is, and those that may share its pass: alone where none may."""
         longest = min(self._width.tokens, padded.longest(turn.caches))

@@ -66,6 +66,7 @@ class AnswerText:
         if HARMONY in (reasoning, tools):
             declared = answer_format.declared if tools is not None else ()
             self._tools = HarmonyMachine(declared, marks, new_id, answer_format.starts_inside)
+            self._bare = False
             return
         ends: list[str] = []
         if tools is not None:
@@ -76,6 +77,7 @@ class AnswerText:
             self._splitter = ReasoningSplitter(
                 REASONING_FAMILIES[reasoning], marks, answer_format.starts_inside, ends
             )
+        self._bare = not self._machines()
 
     @property
     def bound_chars(self) -> int:
@@ -96,6 +98,9 @@ class AnswerText:
         if self.over:
             return []
         text = self._source.push(token)
+        if self._bare:
+            text = self._marks.plain(text)
+            return [Text(text)] if text else []
         if self._stops is not None:
             self._heard += len(self._marks.plain(text))
             self._waits = not text

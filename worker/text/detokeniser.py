@@ -43,12 +43,20 @@ class ByteDetokeniser:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._begun = False
+        self._whole = True  # no character is incomplete
 
     def push(self, token: int) -> str:
-        text = self._decoder.decode(self._token_bytes(token))
+        data = self._token_bytes(token)
+        # Most tokens are nothing but letters of ASCII, and the incremental decoder is written in Python.
+        text = data.decode() if self._whole and data.isascii() else self._decode(data)
         if text and not self._begun:
             self._begun = True
             return text.removeprefix(" ")
+        return text
+
+    def _decode(self, data: bytes) -> str:
+        text = self._decoder.decode(data)
+        self._whole = not self._decoder.getstate()[0]
         return text
 
     def flush(self) -> str:
