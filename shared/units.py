@@ -106,7 +106,11 @@ def size_text(size_bytes: int) -> str:
         return "0"
     fitting = [(size_bytes // scale, unit) for unit, scale in _SIZE_UNITS.items() if size_bytes % scale == 0]
     number, unit = min(fitting)
-    return f"{number}{unit.replace('IB', 'iB')}" if unit not in ("", "B") else str(size_bytes)
+    return (
+        f"{number}{unit.replace('IB', 'iB').replace('KB', 'kB')}"
+        if unit not in ("", "B")
+        else str(size_bytes)
+    )
 
 
 def format_size(size_bytes: float) -> str:

@@ -171,7 +171,7 @@ async def serve(
     The block may end it itself; what is left is ended here and must leave no worker.
     """
     home = tmp / "home"
-    home.mkdir(exist_ok=True)
+    home.mkdir(parents=True, exist_ok=True)
     if config is not None:
         (home / "config.toml").write_text(config)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLXPOOL_")} | (env or {})

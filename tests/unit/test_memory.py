@@ -55,6 +55,17 @@ def test_the_line_items_of_a_small_llama_on_the_cpu_backend() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("total", "asked", "prompts", "models"),
+    [(40, 8, 8, 32), (16, 8, 4, 12), (7, 8, 1, 6), (40, 0, 0, 40)],
+)
+def test_prompts_take_what_they_ask_for_and_a_quarter_at_most(
+    total: int, asked: int, prompts: int, models: int
+) -> None:
+    budget = memory.split_budget(total, asked)
+    assert (budget.total_bytes, budget.prompt_cache_bytes, budget.models_bytes) == (total, prompts, models)
+
+
 def test_off_the_cpu_backend_weights_count_as_stored_and_kv_as_16_bit() -> None:
     planned = plan(FACTS, backend="metal", context=1000, batch=1, limit_bytes=None)
     assert planned.weights_bytes == 1_000_000

@@ -1,6 +1,7 @@
 // What a person can tell the pool to do. Each answers at once; what follows comes as events.
 
-import { call, modelPath } from "./api.js";
+import { ApiFailure, call, modelPath } from "./api.js";
+import { plural } from "./format.js";
 import { attempt, say } from "./toasts.js";
 
 /** Load a model now. */
@@ -24,4 +25,14 @@ export async function switchModel(from, to) {
   if (await unload(from)) {
     if (await load(to)) say(`Switching from ${from} to ${to}`);
   }
+}
+
+/** Have every worker write what is kept of prompts and is not on disk yet; says what came of it. */
+export function flushPrompts() {
+  return attempt(async () => {
+    const report = await call("POST", "api/cache/flush", undefined, [503]);
+    if (report.error) throw new ApiFailure(503, report.error.code, report.error.message);
+    if (report.durable) say(`All prompts are on disk: ${plural(report.flushed, "record")} written`);
+    else throw new ApiFailure(503, "not_durable", `Not all prompts are on disk: ${report.missing ? `${plural(report.missing, "record")} missing` : "a worker does not answer"}`);
+  });
 }

@@ -30,8 +30,11 @@ export function useKey(key, remember = false) {
   keep(KEY_NAME, remember ? key || null : null);
 }
 
-/** `fetch` of a path of this server, with the key. Relative to the page, so that a proxy may add a prefix. */
-export async function request(path, { method = "GET", body, signal: abort } = {}) {
+/**
+ * `fetch` of a path of this server, with the key. Relative to the page, so that a proxy may add a prefix.
+ * fine: statuses that are answers like any other though they say that something did not go well.
+ */
+export async function request(path, { method = "GET", body, signal: abort, fine = [] } = {}) {
   const headers = {};
   if (apiKey.value) headers.Authorization = `Bearer ${apiKey.value}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -48,14 +51,14 @@ export async function request(path, { method = "GET", body, signal: abort } = {}
     if (err.name === "AbortError") throw err;
     throw new ApiFailure(0, "unreachable", "The server does not answer. Is mlxpool running?");
   }
-  if (response.ok) return response;
+  if (response.ok || fine.includes(response.status)) return response;
   if (response.status === 401) needsKey.value = true;
   throw await failureOf(response);
 }
 
 /** The decoded answer of one request. Throws ApiFailure. */
-export async function call(method, path, body) {
-  const response = await request(path, { method, body });
+export async function call(method, path, body, fine) {
+  const response = await request(path, { method, body, fine });
   return response.status === 204 ? null : response.json();
 }
 

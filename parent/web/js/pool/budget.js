@@ -5,9 +5,14 @@ import { bytes, percent, used } from "../core/format.js";
 
 const HOLDS_WEIGHTS = new Set(["loading", "ready", "draining", "stopping"]);
 
+/** What the whole bar stands for, in bytes. */
+function wholeOf(view) {
+  return Math.max(view.budget_bytes, view.reserved_bytes + view.prompt_cache_bytes, 1);
+}
+
 /** Workers that hold memory, as shares of the bar. Where plans overrun the budget the bar is their sum. */
 export function segments(view) {
-  const whole = Math.max(view.budget_bytes, view.reserved_bytes, 1);
+  const whole = wholeOf(view);
   return view.workers
     .filter((worker) => HOLDS_WEIGHTS.has(worker.state) || (worker.state === "starting" && worker.footprint_bytes > 0))
     .map((worker) => ({
@@ -23,8 +28,9 @@ export function Budget({ view }) {
   const parts = segments(view);
   const held = parts.reduce((sum, part) => sum + part.worker.planned_bytes, 0);
   const other = Math.max(0, view.reserved_bytes - held);
-  const whole = Math.max(view.budget_bytes, view.reserved_bytes, 1);
-  const free = Math.max(0, view.budget_bytes - view.reserved_bytes);
+  const prompts = view.prompt_cache_bytes;
+  const whole = wholeOf(view);
+  const free = Math.max(0, view.budget_bytes - view.reserved_bytes - prompts);
   return html`<section class="panel budget" aria-labelledby="budget-title">
     <div class="budget-head">
       <h2 id="budget-title" class="section-title">Memory</h2>
@@ -37,12 +43,14 @@ export function Budget({ view }) {
         <div class="segment-used" style=${{ transform: `scaleX(${part.filled})` }}></div>
       </div>`)}
       ${other > 0 && html`<div class="segment other" style=${{ flexBasis: `${(other / whole) * 100}%` }} title="${bytes(other)} reserved for caches and processes"></div>`}
+      ${prompts > 0 && html`<div class="segment prompts" style=${{ flexBasis: `${(prompts / whole) * 100}%` }} title="${bytes(prompts)} for prompts"></div>`}
     </div>
-    ${parts.length > 0 && html`<ul class="legend">
+    ${(parts.length > 0 || prompts > 0) && html`<ul class="legend">
       ${parts.map((part) => html`<li key=${part.worker.model}><span class="swatch state-${part.worker.state}" aria-hidden="true"></span>
         <span class="legend-name">${part.worker.model}</span>
         <span class="faint">${used(part.worker)}${part.over && html` <strong class="bad">over its plan</strong>`}</span></li>`)}
       ${other > 0 && html`<li key="other"><span class="swatch other" aria-hidden="true"></span><span class="faint">${bytes(other)} caches and processes</span></li>`}
+      ${prompts > 0 && html`<li key="prompts"><span class="swatch prompts" aria-hidden="true"></span><span class="faint">${bytes(prompts)} for prompts</span></li>`}
     </ul>`}
   </section>`;
 }

@@ -10,6 +10,7 @@ import { Icon } from "../parts/icons.js";
 import { ModelPicker } from "../parts/model_picker.js";
 import { Heading } from "../parts/shell.js";
 import { Budget } from "./budget.js";
+import { Prompts } from "./prompts.js";
 import { Queue } from "./queue.js";
 import { Recent } from "./recent.js";
 import { WorkerCard } from "./worker_card.js";
@@ -40,6 +41,7 @@ export function PoolPage() {
             ? html`<${NothingLoaded} onMore=${() => setPicking(true)} />`
             : html`<ul class="cards">${workers.map((worker) => html`<${WorkerCard} key=${worker.model} worker=${worker} />`)}</ul>`}
         </section>
+        <${Prompts} cache=${view.cache} />
         <div class="columns">
           <${ThroughputLater} />
           <${Queue} waiting=${view.queue} />

@@ -9,6 +9,7 @@ const WORDS = {
   ready: "ready",
   evict: "evicted",
   drain: "finishing",
+  loss: "not saved",
   stop: "stopped",
   gone: "gone",
   crash: "crashed",

@@ -2,7 +2,7 @@
 
 import { html, useState } from "../lib.js";
 import { load, pin, switchModel, unload } from "../core/actions.js";
-import { ago, bytes, lasted, percent, rate, used } from "../core/format.js";
+import { ago, bytes, lasted, percent, plural, rate, used } from "../core/format.js";
 import { useNow } from "../core/now.js";
 import { linkTo } from "../core/router.js";
 import { loadProgress, poolAt } from "../core/state.js";
@@ -82,6 +82,7 @@ function Figures({ worker }) {
   <div class="meter" aria-hidden="true"><div style=${{ transform: `scaleX(${worker.planned_bytes ? Math.min(1, worker.footprint_bytes / worker.planned_bytes) : 0})` }}></div></div>
   <p class="card-foot faint">
     <span>${idle && worker.last_used ? `last used ${ago(worker.last_used, nowMs)}` : `${worker.state === "ready" ? "ready" : "finishing"} for ${lasted(nowMs / 1000 - worker.since)}`}</span>
+    ${worker.cache !== null && worker.cache.hits + worker.cache.misses > 0 && html`<span>${worker.cache.hits} of ${plural(worker.cache.hits + worker.cache.misses, "prompt")} cached</span>`}
     ${worker.pid !== null && html`<span>pid ${worker.pid}</span>`}
     ${worker.restarts > 0 && html`<span class="warn">${worker.restarts} restarts</span>`}
   </p>`;
