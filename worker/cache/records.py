@@ -57,6 +57,11 @@ class Layout(msgspec.Struct, frozen=True):
         return [place for place, leaf in enumerate(self.leaves) if not leaf.sliced(end)]
 
     @property
+    def distinct(self) -> Layout:
+        """One leaf of each span: as much as tells what a length needs, of a model with many layers."""
+        return Layout(tuple({leaf.span: leaf for leaf in self.leaves}.values()))
+
+    @property
     def any_sliced(self) -> bool:
         """Whether some leaf can be cut wherever it is: then every record of a prefix must have its slice."""
         return any(leaf.span is None for leaf in self.leaves)
@@ -133,6 +138,7 @@ def record_at(first_parent: bytes, ids: Ids, end: int) -> Record:
 
 def find(ids: Ids, limit: int, first_parent: bytes, layout: Layout, known: Known) -> Found | None:
     """The longest prefix of `ids`, of at most `limit` tokens, that the known records restore."""
+    layout = layout.distinct
     walked: list[Record] = []
     for record in chain(first_parent, ids):
         if not record.full or (layout.any_sliced and not known.has_slice(record.name)):
@@ -159,25 +165,36 @@ def _within(
 ) -> Found | None:
     """The longest prefix that ends in a record behind `path`."""
     start = len(path) * RECORD_TOKENS
-    rest = ids[start:]
+    rest = ids[start : start + RECORD_TOKENS]
     if not len(rest) or limit <= start:
         return None
+    # A thousand conversations may part behind one system prompt: what can't be better costs next to nothing.
     best: Found | None = None
+    reached, differs = start, rest.item(0)
+    names: dict[int, bytes] = {}
+    last = min(start + len(rest), limit)
     for record in known.children(parent):
-        reach = min(record.end, start + len(rest), limit)
-        if reach <= (best.length if best is not None else start):
+        end = record.end
+        if (reach := end if end < last else last) <= reached:
             continue
-        own = rest[: record.end - start]
-        if record.end - start == len(own) and record.name == name(parent, own):
+        if (same := names.get(end)) is None:
+            # Records of one length with these tokens have one name.
+            same = names[end] = name(parent, rest[: end - start]) if end - start <= len(rest) else b""
+        if record.name == same:
             length = reach
-        elif layout.stateful(reach) or (held := known.ids(record)) is None:
+        elif (held := known.ids(record)) is None or held.item(reached - start) != differs:
+            continue
+        elif layout.stateful(reach):
+            # Of other tokens no state serves.
             continue
         else:
             length = min(start + _agreed(held, rest), limit)
-        if length <= (best.length if best is not None else start):
+        if length <= reached:
             continue
         if (found := _usable([*path, record], length, record, layout, known)) is not None:
-            best = found
+            if length == last:
+                return found
+            best, reached, differs = found, length, rest.item(length - start)
     return best
 
 
@@ -187,7 +204,9 @@ def _usable(path: list[Record], length: int, last: Record, layout: Layout, known
     if needs_state and (length != last.end or not known.has_state(last.name)):
         return None
     slices = tuple(path) if layout.sliced(length) else ()
-    if any(not known.has_slice(record.name) for record in slices):
+    # Where every prefix needs slices `find` has come here over records that have theirs.
+    unsure = slices[-1:] if layout.any_sliced else slices
+    if any(not known.has_slice(record.name) for record in unsure):
         return None
     # A slice holds what can be cut at its own end: cut short it must not lack a leaf.
     if slices and layout.sliced(last.end) != layout.sliced(length):
