@@ -108,6 +108,8 @@ class Server:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._launch.socket)
         self._preparer.close()
+        if self._engine.cache is not None:
+            await asyncio.to_thread(self._engine.cache.close)
         await self._grammars.close()
 
     async def _health(self, _request: web.Request) -> web.Response:

@@ -18,13 +18,14 @@ async def flush(engine: Engine, timeout_s: float) -> DrainReport:
     began_s = time.monotonic()
     writer = cache.writer
     spilled = 0 if writer is None else writer.spills
-    while writer is not None:
-        left = await engine.call(cache.offer_some)
+    unwritten = await engine.call(cache.unwritten)
+    while writer is not None and unwritten:
+        left = await engine.call(lambda: cache.offer_some(unwritten))
         rest_s = timeout_s - (time.monotonic() - began_s)
-        written = await asyncio.to_thread(writer.flush, max(0.0, rest_s))
-        if not left or not written:
+        await asyncio.to_thread(writer.flush, max(0.0, rest_s))
+        if not left or rest_s <= 0:
             break
-    missing = await engine.call(cache.missing)
+    missing = len(await engine.call(cache.unwritten))
     return DrainReport(
         durable=missing == 0,
         flushed=0 if writer is None else writer.spills - spilled,

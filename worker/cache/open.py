@@ -10,7 +10,8 @@ from mlxpool.worker.cache.fingerprint import fingerprint
 from mlxpool.worker.cache.layers import layout_of
 from mlxpool.worker.cache.prompt_cache import PromptCache
 from mlxpool.worker.cache.ram import RamTier
-from mlxpool.worker.cache.ssd import Piece, SsdTier
+from mlxpool.worker.cache.records import Piece
+from mlxpool.worker.cache.ssd import SsdTier
 from mlxpool.worker.cache.writer import Writer
 from mlxpool.worker.engine.engine import Engine, Loaded
 
@@ -33,8 +34,8 @@ def open_cache(launch: Launch, loaded: Loaded, backend: str, engine: Engine) -> 
     tier = SsdTier(Path(asked.folder), mark, launch.model, asked.ssd_budget_bytes, asked.verify)
     tier.open()
 
-    def wrote(piece: Piece, durable: bool) -> None:
-        cache.wrote(piece, durable)
+    def wrote(piece: Piece, _durable: bool) -> None:
+        cache.wrote(piece)
 
     writer = Writer(tier, asked.spill_queue_bytes, lambda: engine.busy, wrote)
     cache = PromptCache(layout, loaded.make_cache, ram, engine.nudge, tier, writer, asked.idle_demote_s)

@@ -14,8 +14,8 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -25,11 +25,10 @@ from mlxpool.shared.kv.record_file import Tensor
 from mlxpool.worker.cache import layers, records
 from mlxpool.worker.cache.layers_memory import alias, dtype_name, dtype_of, empty
 from mlxpool.worker.cache.ram import Gone, Part, RamTier
-from mlxpool.worker.cache.records import Found, Ids, Layout, Piece, Record
-
-if TYPE_CHECKING:
-    from mlxpool.worker.cache.ssd import Reading, SsdTier
-    from mlxpool.worker.cache.writer import Writer
+from mlxpool.worker.cache.records import Found, Ids, Kind, Layout, Piece, Record
+from mlxpool.worker.cache.ssd import SsdTier
+from mlxpool.worker.cache.ssd_reading import Reading
+from mlxpool.worker.cache.writer import Waiting, Writer
 
 # Positions where a state is kept beside those that the prompt names, so that a long document that is asked
 # about again in other words is not read from its start.
@@ -94,28 +93,47 @@ def row_source(caches: list[Any], place: int | None, layout: Layout) -> Source:
 
 
 class _Known:
-    """Both tiers as one, memory first."""
+    """Memory, what has left it and waits to be written, and disk, in this order."""
 
-    def __init__(self, ram: RamTier, tier: SsdTier | None) -> None:
-        self._ram, self._tier = ram, tier
+    def __init__(self, ram: RamTier, queued: Mapping[Piece, Gone], tier: SsdTier | None) -> None:
+        self._ram, self._queued, self._tier = ram, queued, tier
+
+    def part(self, piece: Piece) -> Part | None:
+        """None where only the disk has it, or nobody."""
+        held = self._ram.part(piece.record.name, piece.kind)
+        if held is None and (gone := self._queued.get(piece)) is not None:
+            return gone.part
+        return held
 
     def has_slice(self, name: bytes) -> bool:
-        return self._ram.has_slice(name) or (self._tier is not None and self._tier.has_slice(name))
+        return self._ram.has_slice(name) or self._elsewhere(name, "slice")
 
     def has_state(self, name: bytes) -> bool:
-        return self._ram.has_state(name) or (self._tier is not None and self._tier.has_state(name))
+        return self._ram.has_state(name) or self._elsewhere(name, "state")
+
+    def _elsewhere(self, name: bytes, kind: Kind) -> bool:
+        if any(piece.record.name == name and piece.kind == kind for piece in list(self._queued)):
+            return True
+        if self._tier is None:
+            return False
+        return self._tier.has_slice(name) if kind == "slice" else self._tier.has_state(name)
 
     def children(self, parent: bytes) -> Iterable[Record]:
         seen = set()
-        for record in self._ram.children(parent):
-            seen.add(record.name)
-            yield record
-        if self._tier is not None:
-            yield from (record for record in self._tier.children(parent) if record.name not in seen)
+        queued = [piece.record for piece in list(self._queued) if piece.record.parent == parent]
+        on_disk = () if self._tier is None else self._tier.children(parent)
+        for record in (*self._ram.children(parent), *queued, *on_disk):
+            if record.name not in seen:
+                seen.add(record.name)
+                yield record
 
     def ids(self, record: Record) -> Ids | None:
-        held = self._ram.ids(record)
-        return self._tier.ids(record) if held is None and self._tier is not None else held
+        if (held := self._ram.ids(record)) is not None:
+            return held
+        for gone in list(self._queued.values()):
+            if gone.record.name == record.name:
+                return gone.ids
+        return None if self._tier is None else self._tier.ids(record)
 
 
 class Restore:
@@ -148,11 +166,7 @@ class Restore:
         if found.state is not None:
             pieces.append(Piece(found.state, "state"))
         # Held from here on, whatever leaves memory meanwhile.
-        self._parts = {
-            piece: part
-            for piece in pieces
-            if (part := cache.ram.part(piece.record.name, piece.kind)) is not None
-        }
+        self._parts = {piece: part for piece in pieces if (part := cache.known.part(piece)) is not None}
         missing = [piece for piece in pieces if piece not in self._parts]
         if missing:
             assert cache.tier is not None
@@ -204,9 +218,8 @@ class Restore:
                 if piece in reading.bad:
                     self._parts.pop(piece, None)
                 else:
-                    part = self._parts[piece]
-                    part.durable = True
-                    cache.ram.add(piece.record, np.array(head.ids, dtype=np.uint32), piece.kind, part)
+                    ids = np.array(head.ids, dtype=np.uint32)
+                    cache.ram.add(piece.record, ids, piece.kind, self._parts[piece])
             if reading.bad:
                 self._begin()
                 return
@@ -240,15 +253,14 @@ class PromptCache:
         self._make_cache = make_cache
         self.writer = writer
         self._idle_demote_s = idle_demote_s
-        self._known = _Known(ram, tier)
         self._unwritten: deque[Gone] = deque()
-        self._queued: dict[Piece, Part] = {}
+        self._queued: dict[Piece, Gone] = {}  # the writer's thread takes out of it
+        self.known = _Known(ram, self._queued, tier)
         self.readings: list[Reading] = []
         self._read_progress = 0
         self._looked_s = 0.0
         self.hits = self.misses = self.cached_tokens = 0
-        self.restores = self.restored_bytes = self.demotions = self.rejected = 0
-        self.restore_ms_last = 0.0
+        self.demotions = 0
 
     # Looking up
 
@@ -257,7 +269,7 @@ class PromptCache:
         return Restore(self, np.array(ids, dtype=np.uint32), namespace)
 
     def find(self, ids: Ids, namespace: str) -> Found | None:
-        return records.find(ids, len(ids) - 1, records.root(namespace), self.layout, self._known)
+        return records.find(ids, len(ids) - 1, records.root(namespace), self.layout, self.known)
 
     def reach(self, ids: Sequence[int], namespace: str) -> int:
         """How long a prefix of this prompt could be restored."""
@@ -297,10 +309,6 @@ class PromptCache:
 
     def read(self, reading: Reading) -> None:
         """A reading is over."""
-        self.restores += 1
-        self.restore_ms_last = reading.elapsed_ms
-        self.restored_bytes += reading.bytes
-        self.rejected += len(reading.bad)
         self._read_progress += reading.progress
 
     def reject(self, pieces: Sequence[Piece]) -> None:
@@ -309,7 +317,6 @@ class PromptCache:
             self.ram.drop(piece.record, piece.kind)
             if self.tier is not None:
                 self.tier.delete(piece)
-        self.rejected += len(pieces)
 
     @property
     def progress(self) -> int:
@@ -339,13 +346,13 @@ class PromptCache:
         path = list(records.chain(records.root(namespace), tokens))
         new: list[Gone] = []
         for record in path:
-            if self._known.has_slice(record.name) or not (record.full or end):
+            if self.known.has_slice(record.name) or not (record.full or end):
                 continue
             if self.layout.sliced(record.end):
                 part = Part(source.cut(record.start, record.end))
                 new.append(Gone(record, tokens[record.start : record.end], "slice", part))
         last = path[-1]
-        if lasting and self.layout.stateful(length) and not self._known.has_state(last.name):
+        if lasting and self.layout.stateful(length) and not self.known.has_state(last.name):
             new.append(Gone(last, tokens[last.start :], "state", Part(*source.state(length))))
         # Now: a graph that still reads a buffer would make the next write to it copy all of it.
         mx.eval([list(gone.part.arrays.values()) for gone in new])
@@ -395,7 +402,7 @@ class PromptCache:
             return
         self._looked_s = now_s
         for gone in self.ram.idle(now_s - self._idle_demote_s):
-            if gone.part.durable:
+            if self.tier.has(Piece(gone.record, gone.kind)):
                 self.ram.drop(gone.record, gone.kind)
                 self.demotions += 1
             elif writer is not None and writer.pending_bytes < _OFFERED_BYTES:
@@ -407,32 +414,29 @@ class PromptCache:
         demotes = self._idle_demote_s is not None and self.tier is not None
         return _REST_S if demotes and len(self.ram) else None
 
-    def offer_some(self) -> int:
-        """Hand the writer what is not on disk, as much as it takes; returns how many parts are left to hand
-        over, 0 too where nothing can be written."""
+    def unwritten(self) -> deque[Gone]:
+        """What memory holds that is not on disk, least recently used first."""
+        if self.tier is not None:
+            # Other processes delete too.
+            self.tier.recheck()
+        return deque(gone for gone in self.ram.parts() if not self._is_on_disk(gone))
+
+    def offer_some(self, unwritten: deque[Gone]) -> int:
+        """Hand the writer the next of these, as much as it takes; returns how many are left."""
         writer = self.writer
-        if writer is None or writer.off is not None:
-            return 0
-        left = 0
-        for gone in list(self.ram.parts()):
-            if gone.part.durable or gone.part.queued:
-                continue
-            if writer.pending_bytes < self._portion_bytes:
-                self._offer(gone)
-            else:
-                left += 1
-        return left
+        while unwritten and writer is not None and writer.pending_bytes < _OFFERED_BYTES:
+            self._offer(unwritten.popleft())
+        return len(unwritten)
+
+    def _is_on_disk(self, gone: Gone) -> bool:
+        return self.tier is not None and self.tier.has(Piece(gone.record, gone.kind))
 
     def _offer(self, gone: Gone) -> None:
-        part = gone.part
-        if part.durable or part.queued or self.writer is None or self.tier is None:
-            return
         piece = Piece(gone.record, gone.kind)
-        if self.tier.has(piece):
-            part.durable = True
+        if self.writer is None or piece in self._queued or self._is_on_disk(gone):
             return
+        part = gone.part
         try:
-            mx.eval(list(part.arrays.values()))
             buffers = {name: alias(array) for name, array in part.arrays.items()}
             tensors = {
                 name: Tensor(dtype_name(array.dtype), array.shape) for name, array in part.arrays.items()
@@ -441,26 +445,21 @@ class PromptCache:
             traceback.print_exc()
             sys.stderr.flush()
             return
-        from mlxpool.worker.cache.writer import Waiting
-
-        part.queued = True
-        self._queued[piece] = part
+        self._queued[piece] = gone
         self.writer.offer(Waiting(piece, gone.ids, tensors, buffers, part.scalars))
 
-    def wrote(self, piece: Piece, durable: bool) -> None:
+    def wrote(self, piece: Piece) -> None:
         """The writer is done with a part, or has given it up. Its thread."""
-        part = self._queued.pop(piece, None)
-        if part is not None:
-            part.durable = durable
-            part.queued = False
+        self._queued.pop(piece, None)
         if self._unwritten:
             self.wake()
 
-    # Figures
+    def close(self) -> None:
+        """The worker ends: what still waits to be written is given up."""
+        if self.writer is not None:
+            self.writer.close()
 
-    def missing(self) -> int:
-        """Parts in memory that are not on disk."""
-        return sum(not gone.part.durable for gone in self.ram.parts())
+    # Figures
 
     def stats(self) -> PromptCacheStats:
         return PromptCacheStats(
@@ -482,10 +481,10 @@ class PromptCache:
             entries=tier.entries,
             bytes=tier.bytes,
             max_bytes=tier.max_bytes,
-            restores=self.restores,
-            restore_ms_last=self.restore_ms_last,
-            restored_bytes=self.restored_bytes,
-            rejected=self.rejected,
+            restores=tier.restores,
+            restore_ms_last=tier.restore_ms_last,
+            restored_bytes=tier.restored_bytes,
+            rejected=tier.rejected,
             spills=writer.spills,
             demotions=self.demotions,
             pending=writer.pending,

@@ -4,7 +4,7 @@ A record is held with its slice, its state or both, as arrays of its own. What i
 with everything it stands on, the deepest first, so a record never goes before those that build on it. A short
 record goes when a longer one behind the same parent holds its tokens too, unless a prefix needs its state.
 
-Owned by the engine thread, but for `durable` of a part, which the writer's thread sets.
+Owned by the engine thread.
 """
 
 from __future__ import annotations
@@ -20,17 +20,12 @@ from mlxpool.worker.cache.records import Ids, Kind, Record
 
 
 class Part:
-    """A slice or a state. arrays: by name, evaluated or about to be. scalars: what else a state is made of.
-
-    durable: on disk. queued: handed to the writer, and not yet known to be there or lost.
-    """
+    """A slice or a state. arrays: by name, evaluated. scalars: what else a state is made of."""
 
     def __init__(self, arrays: dict[str, Any], scalars: dict[str, list[int]] | None = None) -> None:
         self.arrays = arrays
         self.scalars = scalars or {}
         self.bytes: int = sum(array.nbytes for array in arrays.values())
-        self.durable = False
-        self.queued = False
 
 
 class Held:
