@@ -151,8 +151,10 @@ class Budget:
         over = ledger.used + need - self.max_bytes
         if over <= 0:
             return []
-        over += self.max_bytes // _SLACK_SHARE
-        return evict(ledger, victims(listing.records, over, folder, behind))
+        chosen = victims(listing.records, over + self.max_bytes // _SLACK_SHARE, folder, behind)
+        if sum(stored.bytes for stored in chosen) < over:
+            return []
+        return evict(ledger, chosen)
 
     @contextlib.contextmanager
     def locked(self, patience_s: float = LOCK_PATIENCE_S) -> Iterator[Ledger]:

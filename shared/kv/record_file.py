@@ -233,9 +233,9 @@ def _decode(raw: bytes, file: FileName) -> Head:
 def groups(head: Head) -> list[list[str]]:
     """The tensors in runs of about READ_STEP_BYTES: what one call of `read_data` takes."""
     runs: list[list[str]] = []
-    filled = READ_STEP_BYTES
+    filled = 0
     for name, tensor in head.tensors.items():
-        if filled + tensor.bytes > READ_STEP_BYTES:
+        if not runs or filled + tensor.bytes > READ_STEP_BYTES:
             runs.append([])
             filled = 0
         runs[-1].append(name)

@@ -50,6 +50,8 @@ REST_PER_STEP = 99
 _REST_POLL_S = 0.25
 # A disk that was full is asked again this much later.
 RETRY_S = 60.0
+# Records remembered that had no room; forgetting them costs a few useless writes.
+_MAX_ROOMLESS = 4096
 # How long the end of a worker waits for the step that is being written.
 _CLOSE_PATIENCE_S = 5.0
 
@@ -112,6 +114,7 @@ class Writer:
         self._closed = False
         self._retry_at = float("-inf")
         self._described = False
+        self._roomless: set[bytes] = set()
         self._thread: threading.Thread | None = None
 
     @property
@@ -274,6 +277,23 @@ class Writer:
     def _write(self, waiting: Waiting) -> bool:
         """Whether it is on disk; not where there is no room for it. Raises OSError, _Interrupted."""
         begun = self._clock()
+        piece = waiting.piece
+        if piece.kind == "slice":
+            self._roomless.discard(piece.record.name)
+        if self._roomless.isdisjoint((piece.record.parent, piece.record.name)):
+            return self._write_file(waiting, begun)
+        self._no_room_for(piece)
+        return False
+
+    def _no_room_for(self, piece: Piece) -> None:
+        """Remembers where a prefix ends on disk for lack of room: what comes behind would be of no use there,
+        and would have the beginning evicted for it."""
+        if len(self._roomless) >= _MAX_ROOMLESS:
+            self._roomless.clear()
+        if piece.kind == "slice":
+            self._roomless.add(piece.record.name)
+
+    def _write_file(self, waiting: Waiting, begun: float) -> bool:
         tier, piece = self._tier, waiting.piece
         if not self._described:
             tier.describe()
@@ -290,6 +310,7 @@ class Writer:
         room = tier.budget.create(head.fingerprint, size, (piece.record.parent, piece.record.name))
         tier.evicted(room.evicted)
         if room.temp is None:
+            self._no_room_for(piece)
             return False
         try:
             self._pause(begun)

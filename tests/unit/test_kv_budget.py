@@ -1,0 +1,229 @@
+"""The bytes on disk never pass the budget, whoever writes, dies or deletes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from mlxpool.shared.kv.budget import Budget
+from mlxpool.shared.kv.names import BLOCK_BYTES, FileName, file_name
+from tests.tools import kv_writer
+from tests.unit.kv_world import PATIENCE_S, files, on_disk
+
+FOLDER = "ab" * 16
+OTHER = "cd" * 16
+
+
+def name(label: str, parent: str = "none", start: int = 0) -> FileName:
+    return FileName(label.encode().ljust(16), parent.encode().ljust(16), start, start + 256, "slice")
+
+
+def put(budget: Budget, file: FileName, size: int, used_s: float | None = None, folder: str = FOLDER) -> bool:
+    """A record of this size; whether there was room."""
+    room = budget.create(folder, size, [file.parent])
+    if room.temp is None:
+        return False
+    os.write(room.temp.descriptor, b"x" * size)
+    budget.publish(room.temp, file_name(file))
+    os.close(room.temp.descriptor)
+    if used_s is not None:
+        os.utime(budget.root / folder / file_name(file), (used_s, used_s))
+    return True
+
+
+def spawn(root: Path, max_bytes: int, folder: str, how: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, kv_writer.__file__, str(root), str(max_bytes), folder, how]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process in the middle of writing a record."""
+    process = spawn(tmp_path, 200_000, OTHER, "hold")
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_the_number_is_what_the_files_take(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 100_000)
+    assert put(budget, name("a"), 5000)
+    assert put(budget, name("b"), 1)
+    assert budget.used() == on_disk(tmp_path) == 4 * BLOCK_BYTES
+    assert budget.remove(tmp_path / FOLDER / file_name(name("a")))
+    assert not budget.remove(tmp_path / FOLDER / file_name(name("a")))
+    assert budget.used() == on_disk(tmp_path) == 2 * BLOCK_BYTES
+
+
+def test_a_file_counts_in_full_before_its_first_byte(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 10 * BLOCK_BYTES)
+    temp = budget.create(FOLDER, 9 * BLOCK_BYTES).temp
+    assert temp is not None
+    assert os.stat(temp.path).st_size == 0
+    assert budget.create(FOLDER, 1).temp is None
+    budget.discard(temp)
+    os.close(temp.descriptor)
+    assert files(tmp_path) == []
+    assert put(budget, name("a"), 9 * BLOCK_BYTES)
+
+
+def test_room_is_made_of_what_was_used_least_recently_by_any_model(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 11 * BLOCK_BYTES)
+    for place in range(10):
+        assert put(
+            budget, name(f"{place}"), 100, used_s=1000 + (place * 7) % 10, folder=(FOLDER, OTHER)[place % 2]
+        )
+    room = budget.create(FOLDER, 2 * BLOCK_BYTES)
+    assert room.temp is not None
+    os.close(room.temp.descriptor)
+    # Ages 0, 1 and 2 of ten: two for the need, one beyond it.
+    assert [stored.file.name.strip() for stored in room.evicted] == [b"0", b"3", b"6"]
+    assert [stored.folder for stored in room.evicted] == [FOLDER, OTHER, FOLDER]
+
+
+def test_a_few_percent_go_at_once_so_that_the_next_writes_find_room(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 97 * BLOCK_BYTES)
+    for place in range(96):
+        assert put(budget, name(f"{place}"), 100, used_s=1000 + place)
+    evicted = []
+    for _ in range(4):
+        room = budget.create(FOLDER, 100)
+        assert room.temp is not None
+        os.close(room.temp.descriptor)
+        evicted.append(len(room.evicted))
+    assert evicted == [5, 0, 0, 0]
+
+
+def test_what_a_record_needs_is_not_evicted_for_it(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 5 * BLOCK_BYTES)
+    path = [name(f"{place}", f"{place - 1}", place * 256) for place in range(5)]
+    assert [put(budget, file, 100) for file in path] == [True] * 4 + [False]
+    assert files(tmp_path) == sorted(file_name(file) for file in path[:4])
+
+
+def test_a_record_larger_than_the_budget_evicts_nothing_for_nothing(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 10 * BLOCK_BYTES)
+    assert put(budget, name("a"), 100)
+    assert not put(budget, name("b"), 11 * BLOCK_BYTES)
+    assert files(tmp_path) == [file_name(name("a"))]
+
+
+def test_a_record_that_is_there_already_is_not_counted_twice(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 100_000)
+    assert put(budget, name("a"), 100)
+    assert put(budget, name("a"), 100)
+    assert budget.used() == on_disk(tmp_path) == 2 * BLOCK_BYTES
+
+
+def test_what_a_killed_writer_had_reserved_comes_back_when_it_is_needed(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    budget = Budget(tmp_path, 20 * BLOCK_BYTES)
+    assert not put(budget, name("a"), 15 * BLOCK_BYTES)
+    assert len(files(tmp_path)) == 1, "the file of a living writer stays"
+    holder.kill()
+    holder.wait()
+    assert put(budget, name("a"), 15 * BLOCK_BYTES)
+    assert files(tmp_path) == [file_name(name("a"))]
+    assert budget.used() == on_disk(tmp_path)
+
+
+def test_a_process_of_the_same_number_is_not_taken_for_the_writer(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 10 * BLOCK_BYTES)
+    temp = budget.create(FOLDER, 5 * BLOCK_BYTES).temp
+    assert temp is not None
+    os.close(temp.descriptor)  # as if this process had ended and another one had got its number
+    assert put(budget, name("a"), 8 * BLOCK_BYTES)
+    assert files(tmp_path) == [file_name(name("a"))]
+
+
+@pytest.mark.parametrize("garbage", [b"", b"123", b"not a number, at all", b"9" * 100])
+def test_a_ledger_that_says_nothing_is_counted_anew(tmp_path: Path, garbage: bytes) -> None:
+    budget = Budget(tmp_path, 100_000)
+    assert put(budget, name("a"), 5000)
+    (tmp_path / "ledger").write_bytes(garbage)
+    assert budget.used() == 3 * BLOCK_BYTES
+
+
+def test_a_ledger_that_is_too_high_mends_itself_before_anything_is_evicted(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 10 * BLOCK_BYTES)
+    assert put(budget, name("a"), 100)
+    with budget.locked() as ledger:
+        ledger.put(10 * BLOCK_BYTES)
+    assert put(budget, name("b"), 100)
+    assert len(files(tmp_path)) == 2
+    assert budget.used() == on_disk(tmp_path)
+
+
+def test_a_lock_that_is_never_let_go_of_is_given_up(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 100_000)
+    assert put(budget, name("a"), 100)
+    with (tmp_path / "ledger").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="holds the prompt cache's ledger"), budget.locked(0.01):
+            pass
+        assert budget.remove(tmp_path / FOLDER / file_name(name("a"))), "deleting needs no lock"
+    assert budget.used() == 2 * BLOCK_BYTES, "too high, never too low"
+
+
+def test_a_linked_folder_is_not_written_to(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    root = tmp_path / "kv"
+    root.mkdir()
+    (root / FOLDER).symlink_to(elsewhere)
+    budget = Budget(root, 100_000)
+    with pytest.raises(OSError, match="link"):
+        budget.create(FOLDER, 100)
+    assert list(elsewhere.iterdir()) == []
+    assert budget.used() == BLOCK_BYTES
+
+
+def test_a_file_that_can_t_be_made_takes_nothing(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 100_000)
+    (tmp_path / FOLDER).write_text("in the way")
+    with pytest.raises(OSError):
+        budget.create(FOLDER, 5000)
+    assert budget.used() == BLOCK_BYTES
+
+
+def sample(root: Path, writers: Sequence[subprocess.Popen[str]]) -> int:
+    """Bytes at one instant: who writes meanwhile would be seen in two folders at two times."""
+    for writer in writers:
+        writer.send_signal(signal.SIGSTOP)
+    for writer in writers:
+        os.waitpid(writer.pid, os.WUNTRACED)
+    taken = on_disk(root)
+    for writer in writers:
+        writer.send_signal(signal.SIGCONT)
+    time.sleep(0.005)
+    return taken
+
+
+def test_two_processes_never_pass_one_budget(tmp_path: Path) -> None:
+    max_bytes = 1_000_000
+    writers = [spawn(tmp_path, max_bytes, folder, "on") for folder in (FOLDER, OTHER)]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline()
+        sampled = [sample(tmp_path, writers) for _ in range(150)]
+        assert all(writer.poll() is None for writer in writers)
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait(PATIENCE_S)
+    assert max_bytes * 0.9 < max(sampled) <= max_bytes
+    assert len(set(sampled)) > 1, "the writers were at work"
+    folders = {path.parent.name for path in tmp_path.glob("*/*.safetensors")}
+    assert folders == {FOLDER, OTHER}
