@@ -50,6 +50,8 @@ def _clean(root: Path, max_bytes: int) -> None:
     from mlxpool.shared.kv import folder
 
     try:
+        if not root.is_dir():
+            raise NotADirectoryError("it is no folder")
         cleaned = folder.clean(root, max_bytes)
     except Exception as err:  # a broken folder is no cache, and no reason not to serve
         logger.warning("the prompt cache's folder %s can't be used: %s", root, err)

@@ -210,6 +210,7 @@ async def _heartbeat(engine: Engine, status: StatusPipe) -> NoReturn:
     from mlxpool.shared import control
 
     while True:
-        counters = engine.counters
-        status.send(control.Heartbeat(engine.progress, engine.pending, counters.tokens))
+        counters, cache = engine.counters, engine.cache
+        told = None if cache is None else control.summarise(cache.stats(), cache.ssd_stats())
+        status.send(control.Heartbeat(engine.progress, engine.pending, counters.tokens, told))
         await asyncio.sleep(control.HEARTBEAT_INTERVAL_S)

@@ -99,7 +99,7 @@ def status_command(config_file: Path | None, home: Path | None, as_json: bool) -
                 "ram": None if served is None else served.ram,
                 "ssd": {**ssd, "off": None if served is None else served.ssd.off},
                 "models": [] if served is None else served.models,
-                "folders": uses,
+                "folders": [_entry(use) for use in uses],
             }
         )
         return 0
@@ -122,6 +122,13 @@ def status_command(config_file: Path | None, home: Path | None, as_json: bool) -
         now = time.time()
         print_table(["MODEL", "RECORDS", "BYTES", "USED", "FINGERPRINT"], [_row(use, now) for use in uses])
     return 0
+
+
+def _entry(use: folder.FolderUse) -> dict[str, object]:
+    """As /api/cache has it."""
+    entry = msgspec.structs.asdict(use)
+    entry["last_used"] = entry.pop("last_used_s")
+    return entry
 
 
 def _row(use: folder.FolderUse, now: float) -> list[str]:

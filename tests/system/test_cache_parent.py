@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -54,7 +56,7 @@ async def until_metric(served: Served, name: str, value: str) -> dict[str, str]:
     return found
 
 
-# ---- memory ---------------------------------------------------------------------------------------------
+# ---- memory ------------------------------------------------------------------------------------------
 
 
 async def test_workers_share_one_total_and_are_told_when_others_come_and_go(tmp_path: Path, models: Path):
@@ -130,7 +132,7 @@ async def test_a_reload_moves_shares_at_once_and_other_settings_with_the_next_wo
         assert (await served.worker("a") or {})["pid"] != pid
 
 
-# ---- drains ---------------------------------------------------------------------------------------------
+# ---- drains ------------------------------------------------------------------------------------------
 
 
 async def test_a_drain_says_what_it_saved(tmp_path: Path, models: Path):
@@ -201,7 +203,7 @@ async def test_shutdown_drains_all_workers_at_once(tmp_path: Path):
         assert served.log().count("all prompts are on disk (1 record written)") == 3
 
 
-# ---- the HTTP surface -----------------------------------------------------------------------------------
+# ---- the HTTP surface --------------------------------------------------------------------------------
 
 
 async def test_a_flush_writes_what_is_not_on_disk_and_says_so(tmp_path: Path, models: Path):
@@ -339,7 +341,51 @@ async def test_why_nothing_is_written_is_shown(tmp_path: Path):
         assert (await served.pool())["cache"]["off"] == "no space left on device"
 
 
-# ---- the folder at the start ----------------------------------------------------------------------------
+# ---- the command, beside a running server ------------------------------------------------------------------
+
+
+async def command(served: Served, *words: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of `mlxpool cache …` for that server's home."""
+    argv = [sys.executable, "-c", "from mlxpool.parent.cli import main; main()", "cache", *words]
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        *("--home", str(served.home)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_the_command_asks_a_running_server_and_prunes_beside_it(tmp_path: Path, models: Path):
+    (tmp_path / "home").mkdir()
+    root = tmp_path / "home" / "kv"
+    # Model a lies in a folder that only the server was told of.
+    write_record(root, fingerprint("a"), "a", 1)
+    write_record(root, fingerprint("b"), "gone", 2)
+    async with serve(tmp_path, models=models, scripted=True, budget="4GB", settings=SHARES) as served:
+        await served.chat("a", "one")
+        await served.chat("a", "one")
+        code, out, _ = await command(served, "status")
+        assert code == 0
+        assert out.splitlines()[:3] == [
+            "memory  1.0 MB of 400.0 MB",
+            "        a: 1.0 MB, 1 hit, 1 miss, 1 token reused",
+            f"disk    8 kB of 32.0 GB in {root}",
+        ]
+        assert await command(served, "prune", "--yes") == (
+            0,
+            "deleted 1 record, 4 kB; 1 record, 4 kB left\n",
+            "",
+        )
+        assert [use["model"] for use in (await served.request("GET", "/api/cache")).body["folders"]] == ["a"]
+        assert (await command(served, "verify"))[0] == 0
+        assert (await served.chat("a", "one")).status == 200
+
+
+# ---- the folder at the start -------------------------------------------------------------------------
 
 
 async def test_the_folder_is_clean_before_anybody_is_served(tmp_path: Path):
@@ -374,3 +420,11 @@ async def test_a_broken_folder_is_a_warning_and_no_failed_start(tmp_path: Path, 
         assert (await served.chat("a")).status == 200
         assert (await served.request("GET", "/api/cache")).status == 200
         assert record.exists()
+
+
+async def test_a_file_in_the_folders_place_is_a_warning_too(tmp_path: Path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "kv").write_text("not a folder")
+    async with serve(tmp_path, scripted=True) as served:
+        assert "can't be used: it is no folder" in served.log()
+        assert (await served.request("GET", "/api/cache")).body["folders"] == []

@@ -67,10 +67,10 @@ class Spawned:
             pass
         return message
 
-    def ready(self) -> Spawned:
-        """Goes through a healthy start."""
+    def ready(self, **changes: Any) -> Spawned:
+        """Goes through a healthy start, with these fields of the Launch."""
         assert self.status() == Imported(backend="scripted")
-        self.go()
+        self.go(**changes)
         while not isinstance(message := self.status(), Ready):
             assert isinstance(message, Loading)
         return self

@@ -56,7 +56,11 @@ def test_status_shows_what_each_model_has(mlxpool: Command, root: Path) -> None:
         "entries": 3,
         "off": None,
     }
-    assert [(entry["model"], entry["entries"]) for entry in told["folders"]] == [("a", 2), ("org/b", 1)]
+    first_folder, second_folder = told["folders"]
+    assert (first_folder["model"], first_folder["entries"]) == ("a", 2)
+    used = second_folder.pop("last_used")
+    assert used == pytest.approx(time.time() - 600, abs=60)
+    assert second_folder == {"fingerprint": B, "model": "org/b", "entries": 1, "bytes": 8192}
 
 
 def test_status_without_a_folder_or_a_disk(mlxpool: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from mlxpool.shared.control import (
     HEADER_CREATED,
     HEADER_REQUEST_ID,
     HEADER_RESPONSE_ID,
+    CacheSummary,
     DrainReport,
     Failed,
     Imported,
@@ -213,6 +214,44 @@ def test_sigterm_is_a_clean_exit_and_sigint_is_none(spawn: Spawn) -> None:
     assert worker.process.wait(PATIENCE_S) == 0
     assert worker.events()[-2:] == ["term", "exit"]
     assert not worker.socket_path.exists()
+
+
+CACHE = {"ram_bytes": 3_000_000, "folder": "/kv", "ssd_budget_bytes": 10**9}
+
+
+def test_prompts_are_counted_and_told_with_each_heartbeat(spawn: Spawn) -> None:
+    worker = spawn(cache_says={"restores": 2}).ready(cache=CACHE)
+    for prompt in ("one two", "three", "one two"):
+        assert worker.chat(prompt)[0] == 200
+    beat = worker.heartbeat(lambda beat: beat.cache is not None and beat.cache.misses == 2)
+    assert beat.cache == CacheSummary(
+        bytes=2_000_000, hits=1, misses=2, cached_tokens=2, pending=2, restores=2
+    )
+    report = msgspec.json.decode(worker.ask("POST", "/control/flush?timeout_s=1")[2], type=DrainReport)
+    assert (report.durable, report.flushed, report.missing) == (True, 2, 0)
+    stats = json.loads(worker.ask("GET", "/stats")[2])
+    assert (stats["ssd_cache"]["entries"], stats["ssd_cache"]["pending"]) == (2, 0)
+
+
+def test_it_takes_another_share_of_memory(spawn: Spawn) -> None:
+    worker = spawn().ready(cache=CACHE)
+    for prompt in ("one", "two"):
+        worker.chat(prompt)
+    assert worker.ask("POST", "/control/cache", b'{"ram_bytes":1000000}')[0] == 200
+    held = json.loads(worker.ask("GET", "/stats")[2])["prompt_cache"]
+    assert (held["bytes"], held["max_bytes"]) == (1_000_000, 1_000_000)
+    assert [e["ram_bytes"] for e in read_events(worker.folder) if e["event"] in ("go", "shared")] == [
+        3_000_000,
+        1_000_000,
+    ]
+
+
+def test_a_drain_can_leave_something_unwritten(spawn: Spawn) -> None:
+    worker = spawn(cache_missing=1).ready(cache=CACHE)
+    for prompt in ("one", "two"):
+        worker.chat(prompt)
+    report = msgspec.json.decode(worker.ask("POST", "/control/drain?timeout_s=1")[2], type=DrainReport)
+    assert (report.durable, report.flushed, report.missing, report.failed) == (False, 1, 1, 1)
 
 
 def test_sigterm_can_be_ignored(spawn: Spawn) -> None:
