@@ -25,27 +25,26 @@ def main() -> None:
     whole, torn = items()
     tier = open_tier(root)
     write(tier, [whole])
-    pwrite, publish = os.pwrite, tier.budget.publish
+    pwritev, publish = os.pwritev, tier.budget.publish
     done = 0
 
     def wait() -> None:
         print("in the middle", flush=True)
         time.sleep(600)
 
-    def counting(descriptor: int, data: Any, place: int) -> int:
+    def counting(descriptor: int, parts: Any, place: int) -> int:
         nonlocal done
-        # The ledger is 20 bytes; what counts are a record's own.
-        if len(data) != 20 and done == step:
-            pwrite(descriptor, data[: len(data) // 2], place)
+        if done == step:
+            pwritev(descriptor, [parts[0][: len(parts[0]) // 2]], place)
             wait()
-        done += len(data) != 20
-        return pwrite(descriptor, data, place)
+        done += 1
+        return pwritev(descriptor, parts, place)
 
     def unpublished(*args: Any) -> None:
         wait()
         publish(*args)
 
-    os.pwrite = counting
+    os.pwritev = counting
     tier.budget.publish = unpublished  # type: ignore[method-assign]
     write(tier, [torn])
 

