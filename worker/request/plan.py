@@ -58,8 +58,8 @@ class Plan(msgspec.Struct, frozen=True):
     """What one row does. max_tokens: ceiling on sampled tokens, inside the context. limited: whether somebody
     set it, which makes it worth reserving memory for. top_logprobs: how many alternatives each token's
     log-probability comes with, None for no log-probabilities. xtc_keeps: ids that XTC never removes.
-    namespace: what its keys and values depend on beside the ids. boundaries: lengths of its prompt, ascending,
-    that a later prompt may have in common with it."""
+    namespace: what its keys and values depend on beside the ids. boundaries: lengths of its prompt that a
+    later prompt may have in common with it, ascending, each 1 or more and less than it has ids."""
 
     ids: tuple[int, ...]
     max_tokens: int
@@ -90,11 +90,13 @@ class Defaults(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """What a request's messages came to. reasons: False where reasoning was switched off."""
+    """What a request's messages came to. reasons: False where reasoning was switched off. boundaries: as a
+    plan's."""
 
     ids: tuple[int, ...]
     format: AnswerFormat
     reasons: bool = True
+    boundaries: tuple[int, ...] = ()
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -167,6 +169,7 @@ def make_plans(
         format=prompt.format,
         top_logprobs=request.top_logprobs,
         xtc_keeps=vocabulary.newline,
+        boundaries=prompt.boundaries,
     )
     return (first, *(_sibling(first, place) for place in range(1, request.n)))
 

@@ -23,6 +23,7 @@ from mlxpool.worker.grammar.formats import reasoning_of
 from mlxpool.worker.grammar.service import GrammarService, Held
 from mlxpool.worker.grammar.spec import Demand
 from mlxpool.worker.request import call_ids, thinking, toolless
+from mlxpool.worker.request.boundaries import Boundaries
 from mlxpool.worker.request.families import Families
 from mlxpool.worker.request.plan import Defaults, Plan, Prompt, Vocabulary, make_plans
 from mlxpool.worker.text.choose import opens_block
@@ -77,6 +78,7 @@ class ChatPreparer:
         self._families = families
         self._grammars = grammars
         self._thinking_default = thinking_default
+        self._boundaries = Boundaries(self._rendered, tokenizer.encode)
         newline = tuple(tokenizer.encode("\n"))
         self._vocabulary = Vocabulary(
             tokenizer.vocab_size, tokenizer.eos_ids, newline if len(newline) == 1 else ()
@@ -165,9 +167,9 @@ class ChatPreparer:
         )
 
     def _finish(self, asked: _Asked, held: Held) -> Prepared:
-        text = asked.text
+        text, told = asked.text, asked.told
         if held.instruction is not None:
-            told = "\n\n".join(filter(None, (asked.told, held.instruction)))
+            told = "\n\n".join(filter(None, (told, held.instruction)))
             text = self._rendered(asked.messages, told, asked.variables)
         answer_format = asked.format
         if held.family is not None:
@@ -175,7 +177,9 @@ class ChatPreparer:
         if held.compiled is not None and asked.demand is not None and asked.demand.reasoning is None:
             # A form that leaves no place for reasoning is all answer, whatever it looks like.
             answer_format = msgspec.structs.replace(answer_format, reasoning=None)
-        prompt = Prompt(tuple(self._tokenizer.encode(text)), answer_format, asked.reasons)
+        ids = tuple(self._tokenizer.encode(text))
+        boundaries = self._boundaries.of(ids, asked.messages, told, asked.variables)
+        prompt = Prompt(ids, answer_format, asked.reasons, boundaries)
         try:
             plans = make_plans(asked.request, prompt, self._base, self._vocabulary)
         except ApiError as refusal:
