@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from mlxpool.shared.kv.names import temp_name
-from tests.tools.kv_records import fingerprint, write_record
+from mlxpool.shared.units import format_size
+from tests.tools.kv_records import fingerprint, held_bytes, write_record
 from tests.tools.scripted_script import make_scripted_model, read_events
 from tests.tools.served import Served, serve, until
 
@@ -274,7 +275,7 @@ async def test_the_cache_is_shown_only_to_who_has_the_key(tmp_path: Path, models
 async def test_what_is_cached_in_memory_and_on_disk(tmp_path: Path, models: Path):
     root = tmp_path / "home" / "kv"
     (tmp_path / "home").mkdir()
-    write_record(root, fingerprint("b"), "old-model")
+    record = write_record(root, fingerprint("b"), "old-model")
     async with serve(tmp_path, models=models, scripted=True, budget="4GB", settings=SHARES) as served:
         await served.chat("a", "one")
         await served.chat("a", "one")
@@ -283,7 +284,7 @@ async def test_what_is_cached_in_memory_and_on_disk(tmp_path: Path, models: Path
         assert cache["ssd"] == {
             "enabled": True,
             "dir": str(root),
-            "bytes": 4096,
+            "bytes": held_bytes(record),
             "max_bytes": 32_000 * MB,
             "entries": 1,
             "off": None,
@@ -363,8 +364,9 @@ async def test_the_command_asks_a_running_server_and_prunes_beside_it(tmp_path: 
     (tmp_path / "home").mkdir()
     root = tmp_path / "home" / "kv"
     # Model a lies in a folder that only the server was told of.
-    write_record(root, fingerprint("a"), "a", 1)
-    write_record(root, fingerprint("b"), "gone", 2)
+    kept = write_record(root, fingerprint("a"), "a", 1)
+    garbage = write_record(root, fingerprint("b"), "gone", 2)
+    one, both = format_size(held_bytes(kept)), format_size(held_bytes(kept, garbage))
     async with serve(tmp_path, models=models, scripted=True, budget="4GB", settings=SHARES) as served:
         await served.chat("a", "one")
         await served.chat("a", "one")
@@ -373,11 +375,11 @@ async def test_the_command_asks_a_running_server_and_prunes_beside_it(tmp_path: 
         assert out.splitlines()[:3] == [
             "memory  1.0 MB of 400.0 MB",
             "        a: 1.0 MB, 1 hit, 1 miss, 1 token reused",
-            f"disk    8 kB of 32.0 GB in {root}",
+            f"disk    {both} of 32.0 GB in {root}",
         ]
         assert await command(served, "prune", "--yes") == (
             0,
-            "deleted 1 record, 4 kB; 1 record, 4 kB left\n",
+            f"deleted 1 record, {one}; 1 record, {one} left\n",
             "",
         )
         assert [use["model"] for use in (await served.request("GET", "/api/cache")).body["folders"]] == ["a"]
@@ -397,7 +399,8 @@ async def test_the_folder_is_clean_before_anybody_is_served(tmp_path: Path):
     async with serve(tmp_path, scripted=True) as served:
         assert not torn.exists()
         assert record.exists()
-        assert "prompts on disk: 1 record, 4 kB; removed 1 unfinished file" in served.log()
+        size = format_size(held_bytes(record))
+        assert f"prompts on disk: 1 record, {size}; removed 1 unfinished file" in served.log()
         assert served.log().index("prompts on disk") < served.log().index("serves on")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlxpool.shared.kv import folder
 from mlxpool.shared.kv.budget import Budget
-from mlxpool.shared.kv.names import FileName, file_name
+from mlxpool.shared.kv.names import FileName, blocks, file_name
 from mlxpool.shared.kv.record_file import Head, Tensor, encode
 
 _NO_LIMIT = 1 << 40
@@ -37,6 +37,11 @@ def write_record(
     if used_s is not None:
         os.utime(path, (used_s, used_s))
     return path
+
+
+def held_bytes(*records: Path) -> int:
+    """What these take of the budget."""
+    return sum(blocks(path.stat().st_size) for path in records)
 
 
 def flip(path: Path, place: int = -1) -> None:

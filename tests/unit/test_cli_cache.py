@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from mlxpool.shared.config import KV_FOLDER
-from tests.tools.kv_records import fingerprint, flip, write_record
+from mlxpool.shared.units import format_size
+from tests.tools.kv_records import fingerprint, flip, held_bytes, write_record
 from tests.tools.model_folders import write_model
 from tests.unit.test_cli import Command
 
@@ -32,6 +33,11 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
+def size(root: Path, letter: str = "*") -> str:
+    """What is there now, of one folder or of all, for people."""
+    return format_size(held_bytes(*root.glob(f"{letter}*/*.safetensors")))
+
+
 def files(root: Path) -> list[str]:
     """The records that there are: folder's letter and number."""
     return sorted(f"{path.parent.name[0]}{int(path.name[:32], 16)}" for path in root.glob("*/*.safetensors"))
@@ -40,18 +46,18 @@ def files(root: Path) -> list[str]:
 def test_status_shows_what_each_model_has(mlxpool: Command, root: Path) -> None:
     shown = mlxpool("cache", "status")
     first, head, *rows = shown.out.splitlines()
-    assert first == f"disk    16 kB of 32.0 GB in {root}"
+    assert first == f"disk    {size(root)} of 32.0 GB in {root}"
     assert head.split() == ["MODEL", "RECORDS", "BYTES", "USED", "FINGERPRINT"]
     assert [row.split() for row in rows] == [
-        ["a", "2", "8", "kB", "0.0", "s", "ago", "a" * 12],
-        ["org/b", "1", "8", "kB", "10", "min", "ago", "b" * 12],
+        ["a", "2", *size(root, "a").split(), "0.0", "s", "ago", "a" * 12],
+        ["org/b", "1", *size(root, "b").split(), "10", "min", "ago", "b" * 12],
     ]
     told = json.loads(mlxpool("cache", "status", "--json").out)
     assert (told["running"], told["ram"], told["models"]) == (False, None, [])
     assert told["ssd"] == {
         "enabled": True,
         "dir": str(root),
-        "bytes": 16384,
+        "bytes": held_bytes(*root.glob("*/*.safetensors")),
         "max_bytes": 32 * 10**9,
         "entries": 3,
         "off": None,
@@ -60,7 +66,12 @@ def test_status_shows_what_each_model_has(mlxpool: Command, root: Path) -> None:
     assert (first_folder["model"], first_folder["entries"]) == ("a", 2)
     used = second_folder.pop("last_used")
     assert used == pytest.approx(time.time() - 600, abs=60)
-    assert second_folder == {"fingerprint": B, "model": "org/b", "entries": 1, "bytes": 8192}
+    assert second_folder == {
+        "fingerprint": B,
+        "model": "org/b",
+        "entries": 1,
+        "bytes": held_bytes(*(root / B).glob("*.safetensors")),
+    }
 
 
 def test_status_without_a_folder_or_a_disk(mlxpool: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,13 +112,15 @@ def test_verify_can_leave_what_is_bad(mlxpool: Command, root: Path) -> None:
 
 
 def test_prune_by_model_by_size_and_of_everything(mlxpool: Command, root: Path) -> None:
+    gone = size(root, "b")
     assert mlxpool("cache", "prune", "--model", "org/b").out == (
-        "deleted 1 record, 8 kB; 0 records, 0 B left\n"
+        f"deleted 1 record, {gone}; 0 records, 0 B left\n"
     )
     assert files(root) == ["a1", "a2"]
     # The one that was used longest ago goes.
-    told = json.loads(mlxpool("cache", "prune", "--to", "5kB", "--json").out)
-    assert told == {"entries": 1, "bytes": 4096, "left_entries": 1, "left_bytes": 4096}
+    one = held_bytes(*root.glob("*/*.safetensors")) // 2
+    told = json.loads(mlxpool("cache", "prune", "--to", str(one + 1), "--json").out)
+    assert told == {"entries": 1, "bytes": one, "left_entries": 1, "left_bytes": one}
     assert files(root) == ["a1"]
     assert mlxpool("cache", "prune", "--all").code == 0
     assert files(root) == []
@@ -116,16 +129,19 @@ def test_prune_by_model_by_size_and_of_everything(mlxpool: Command, root: Path) 
 
 def test_prune_offers_what_belongs_to_no_model_any_more(mlxpool: Command, root: Path) -> None:
     write_model(mlxpool.home / "models" / "a")
+    gone = size(root, "b")
     asked = mlxpool("cache", "prune")
     assert asked.code == 1
     assert asked.err.splitlines() == [
-        "org/b: 8 kB",
+        f"org/b: {gone}",
         "mlxpool: nobody is here to be asked; --yes deletes without a question",
     ]
     assert files(root) == ["a1", "a2", "b3"]
-    assert mlxpool("cache", "prune", "--yes").out == "deleted 1 record, 8 kB; 2 records, 8 kB left\n"
+    assert mlxpool("cache", "prune", "--yes").out == (
+        f"deleted 1 record, {gone}; 2 records, {size(root)} left\n"
+    )
     assert files(root) == ["a1", "a2"]
-    assert mlxpool("cache", "prune").out == "deleted 0 records, 0 B; 2 records, 8 kB left\n"
+    assert mlxpool("cache", "prune").out == f"deleted 0 records, 0 B; 2 records, {size(root)} left\n"
 
 
 def test_a_removed_model_leaves_its_prompts_to_prune(mlxpool: Command, root: Path) -> None:
@@ -133,7 +149,7 @@ def test_a_removed_model_leaves_its_prompts_to_prune(mlxpool: Command, root: Pat
     write_model(mlxpool.home / "models" / "org" / "b")
     removed = mlxpool("rm", "org/b", "--yes")
     assert removed.out.splitlines()[1] == (
-        "8 kB of its prompts are still on disk: `mlxpool cache prune` deletes them"
+        f"{size(root, 'b')} of its prompts are still on disk: `mlxpool cache prune` deletes them"
     )
     assert mlxpool("cache", "prune", "--yes").code == 0
     assert files(root) == ["a1", "a2"]
