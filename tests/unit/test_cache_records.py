@@ -94,16 +94,23 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=15).map(tuple)
 
 
 @st.composite
-def shelves(draw: st.DrawFn) -> Shelf:
+def cases(draw: st.DrawFn) -> tuple[Shelf, tuple[int, ...]]:
+    """Records of conversations that part somewhere, any of their parts missing, and a prompt."""
+    trunk = draw(TOKENS)
+
+    def branch() -> tuple[int, ...]:
+        kept = draw(st.integers(0, len(trunk)))
+        return (trunk[:kept] + draw(TOKENS))[:15]
+
+    whole = draw(st.booleans())
     held: list[Held] = []
-    for tokens in draw(st.lists(TOKENS, max_size=5)):
-        namespace = draw(st.sampled_from(NAMESPACES))
+    for tokens in [branch() for _ in range(draw(st.integers(0, 5)))]:
+        namespace = draw(st.sampled_from(NAMESPACES)) if draw(st.booleans()) else ""
         for record in records.chain(records.root(namespace), ids_of(tokens)):
-            has_slice, has_state = draw(st.booleans() | st.just(True)), draw(st.booleans())
+            has_slice, has_state, told = (whole or draw(st.booleans()) for _ in range(3))
             if has_slice or has_state:
-                prefix = tokens[: record.end]
-                held.append(Held(record, namespace, prefix, has_slice, has_state, draw(st.booleans())))
-    return Shelf(held)
+                held.append(Held(record, namespace, tokens[: record.end], has_slice, has_state, told))
+    return Shelf(held), branch()
 
 
 LAYOUTS = st.lists(st.sampled_from([None, 0, 3, 6, 9]), min_size=1, max_size=3).map(
@@ -112,13 +119,14 @@ LAYOUTS = st.lists(st.sampled_from([None, 0, 3, 6, 9]), min_size=1, max_size=3).
 
 
 @settings(max_examples=700, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), of=LAYOUTS, tokens=TOKENS, namespace=st.sampled_from(NAMESPACES))
+@given(data=st.data(), of=LAYOUTS)
 def test_it_is_always_the_longest_prefix_that_lacks_nothing(
-    monkeypatch: pytest.MonkeyPatch, data: st.DataObject, of: Layout, tokens: tuple[int, ...], namespace: str
+    monkeypatch: pytest.MonkeyPatch, data: st.DataObject, of: Layout
 ) -> None:
     monkeypatch.setattr(records, "RECORD_TOKENS", SHORT_TOKENS)
-    shelf = data.draw(shelves())
-    limit = data.draw(st.integers(0, len(tokens)))
+    shelf, tokens = data.draw(cases())
+    namespace = data.draw(st.sampled_from(("", "", "", *NAMESPACES)))
+    limit = len(tokens) - data.draw(st.integers(0, 3))
     lengths = [length for length in range(1, limit + 1) if restorable(shelf, tokens, length, of, namespace)]
     found = shelf.find(tokens, limit, of, namespace)
     assert (found.length if found is not None else None) == max(lengths, default=None)
