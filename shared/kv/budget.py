@@ -165,7 +165,12 @@ class Budget:
         )
         try:
             _lock(descriptor, patience_s)
-            yield Ledger(descriptor, self.root)
+            try:
+                yield Ledger(descriptor, self.root)
+            finally:
+                # A process that was forked meanwhile holds the file open too: closing alone would not do.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             os.close(descriptor)
 

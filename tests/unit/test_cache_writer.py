@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 
 from mlxpool.shared.kv import folder as kv_folder
 from mlxpool.shared.kv.names import BLOCK_BYTES
-from mlxpool.worker.cache import writer as writer_module
+from mlxpool.worker.cache import ssd_writing
 from mlxpool.worker.cache.records import Piece
 from mlxpool.worker.cache.ssd import SsdTier
 from mlxpool.worker.cache.writer import RETRY_S, Waiting, Writer
@@ -196,7 +198,7 @@ def test_while_rows_decode_it_works_one_part_in_a_hundred_in_small_steps(
         now[0] += seconds
         rested[0] += seconds
 
-    monkeypatch.setattr("mlxpool.worker.cache.writer.os.pwritev", slow)
+    monkeypatch.setattr("mlxpool.worker.cache.ssd_writing.os.pwritev", slow)
     item = waiting(*chain(tokens(256))[0], floats=5_000_000)
     writer = Writer(open_tier(tmp_path), PLENTY, lambda: True, lambda *_: None, lambda: now[0], rest)
     writer.offer(item)
@@ -249,7 +251,7 @@ CALLS = [
     ("lock", "mlxpool.shared.kv.budget.fcntl.flock"),
     ("read the ledger", "mlxpool.shared.kv.budget.os.pread"),
     ("write the ledger", "mlxpool.shared.kv.budget.os.pwrite"),
-    ("write", "mlxpool.worker.cache.writer.os.pwritev"),
+    ("write", "mlxpool.worker.cache.ssd_writing.os.pwritev"),
     ("describe", "mlxpool.shared.kv.folder.os.write"),
     ("rename", "mlxpool.shared.kv.budget.os.rename"),
     ("list", "mlxpool.shared.kv.listing.os.scandir"),
@@ -267,8 +269,10 @@ class Failing:
         """A plain function: in a class it is a method, as what it replaces may be."""
 
         def call(*args: Any, **more: Any) -> Any:
-            self.count += 1
+            # Letting go of a lock is repeated by the closing that follows.
+            self.count += not (self.real is fcntl.flock and args[1] == fcntl.LOCK_UN)
             if self.count == self.at:
+                self.at = -1
                 raise OSError(errno.ENOSPC, "No space left on device")
             return self.real(*args, **more)
 
@@ -348,7 +352,7 @@ def test_a_temporary_file_that_can_t_be_deleted_is_no_failure_of_anything_else(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr("mlxpool.worker.cache.writer._write_all", refuse)
+        patched.setattr("mlxpool.worker.cache.ssd_writing._write_all", refuse)
         patched.setattr("mlxpool.shared.kv.budget.os.unlink", refuse)
         writer = Writer(tier, PLENTY, lambda: False, lambda *_: None)
         writer.offer(slices(1)[0])
@@ -370,7 +374,7 @@ def test_a_disk_that_fails_gives_up_what_waits(held: Held, monkeypatch: pytest.M
     def refuse(*args: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("mlxpool.worker.cache.writer.os.pwritev", refuse)
+    monkeypatch.setattr("mlxpool.worker.cache.ssd_writing.os.pwritev", refuse)
     whole = []
     flush = threading.Thread(target=lambda: whole.append(held.writer.flush(PATIENCE_S)))
     flush.start()
@@ -404,16 +408,19 @@ def test_a_folder_that_was_unusable_at_the_start_is_tried_again(tmp_path: Path) 
 
 
 def test_a_folder_deleted_under_a_running_worker_is_made_anew(tmp_path: Path) -> None:
-    import shutil
-
     root = tmp_path / "kv"
     tier = open_tier(root)
     first, second = slices(2)
-    write(tier, [first])
+    writer = Writer(tier, PLENTY, lambda: False, lambda *_: None)
+    writer.offer(first)
+    assert writer.flush(PATIENCE_S)
     shutil.rmtree(root)
-    write(tier, [second])
+    writer.offer(second)
+    assert writer.flush(PATIENCE_S)
+    writer.close()
     assert Restore(tier, [second.piece]).holds(second)
     assert tier.budget.used() == on_disk(root)
+    assert [use.model for use in kv_folder.scan(root)] == ["a model"]
 
 
 def test_a_fault_of_our_own_turns_writing_off_and_the_thread_lives(
@@ -426,7 +433,7 @@ def test_a_fault_of_our_own_turns_writing_off_and_the_thread_lives(
     )
     first, second = slices(2)
     with monkeypatch.context() as patched:
-        patched.setattr(writer_module, "header_bytes", lambda head: 1 / 0)
+        patched.setattr(ssd_writing, "header_bytes", lambda head: 1 / 0)
         writer.offer(first)
         writer.flush(PATIENCE_S)
     now[0] += RETRY_S

@@ -171,7 +171,8 @@ class SsdTier:
         self.budget.remove(self.path(piece))
 
     def describe(self) -> None:
-        """Says in the model's folder whose it is. Raises OSError."""
+        """Says in the model's folder whose it is, if it doesn't by now: it may have been pruned away. Raises
+        OSError."""
         kv_folder.describe(self.budget, self._about)
 
     def wrote(self, piece: Piece, ids: Ids, size_bytes: int) -> None:

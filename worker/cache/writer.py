@@ -1,7 +1,7 @@
 """Records on their way to the disk: one thread, a bounded queue, and no haste while somebody decodes.
 
-A record is written to a file of its own under a temporary name, its data first and its head last, and gets
-its name when it is whole. Nothing is synced: what has its name survives the end of the process in any way,
+A record is written to a file of its own under a temporary name and gets its name when it is whole
+(ssd_writing.py). Nothing is synced: what has its name survives the end of the process in any way,
 also a kill; a power cut may lose the newest files or leave them torn, which their hashes tell, so it costs
 reuse and never gives wrong text. Waiting for the disk's own cache would cost far more than that.
 
@@ -21,22 +21,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
-import numpy.typing as npt
-import xxhash
 
-from mlxpool.shared.kv.names import blocks, file_name
-from mlxpool.shared.kv.record_file import MAX_BUFFERS, Head, Tensor, after, header_bytes
-from mlxpool.worker.cache.records import Ids, Piece
+from mlxpool.worker.cache.records import Piece
 from mlxpool.worker.cache.ssd import SsdTier
-from mlxpool.worker.cache.ssd_reading import file_of, flat
+from mlxpool.worker.cache.ssd_writing import Waiting, write_piece
+
+__all__ = ["RETRY_S", "Waiting", "Writer"]
 
 logger = logging.getLogger("mlxpool.cache")
 
@@ -55,21 +51,6 @@ RETRY_S = 60.0
 _MAX_ROOMLESS = 4096
 # How long the end of a worker waits for the step that is being written.
 _CLOSE_PATIENCE_S = 5.0
-
-
-class Waiting(msgspec.Struct, eq=False):
-    """A piece that is to be written. ids: the record's own tokens. buffers: C-contiguous arrays of the
-    tensors' bytes, which stay as they are until it is written. scalars: by leaf, of a state."""
-
-    piece: Piece
-    ids: Ids
-    tensors: dict[str, Tensor]
-    buffers: dict[str, npt.NDArray[Any]]
-    scalars: dict[str, list[int]] = {}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self.buffers.values())
 
 
 class _Item(msgspec.Struct, eq=False):
@@ -108,13 +89,11 @@ class Writer:
         self._changed = threading.Condition()
         self._first: deque[_Item] = deque()
         self._queue: deque[_Item] = deque()
-        self._current: _Item | None = None
         self._waiting_bytes = 0
         self._by_piece: dict[Piece, _Item] = {}
         self._flushes = 0
         self._closed = False
         self._retry_at = float("-inf")
-        self._described = False
         self._roomless: set[bytes] = set()
         self._thread: threading.Thread | None = None
 
@@ -218,10 +197,7 @@ class Writer:
                 if self._closed:
                     return
                 item = (self._first or self._queue).popleft()
-                self._current = item
             written, given_up = self._attempt(item)
-            with self._changed:
-                self._current = None
             self._settle(item, written)
             for other in given_up:
                 self._settle(other, False)
@@ -261,7 +237,6 @@ class Writer:
         with self._changed:
             self._tier.off = reason
             self._retry_at = self._clock() + RETRY_S
-            self._described = False
             return self._take_all()
 
     def _settle(self, item: _Item, written: bool) -> None:
@@ -277,12 +252,13 @@ class Writer:
 
     def _write(self, waiting: Waiting) -> bool:
         """Whether it is on disk; not where there is no room for it. Raises OSError, _Interrupted."""
-        begun = self._clock()
         piece = waiting.piece
         if piece.kind == "slice":
             self._roomless.discard(piece.record.name)
-        if self._roomless.isdisjoint((piece.record.parent, piece.record.name)):
-            return self._write_file(waiting, begun)
+        if self._roomless.isdisjoint((piece.record.parent, piece.record.name)) and write_piece(
+            self._tier, waiting, self._step
+        ):
+            return True
         self._no_room_for(piece)
         return False
 
@@ -294,83 +270,18 @@ class Writer:
         if piece.kind == "slice":
             self._roomless.add(piece.record.name)
 
-    def _write_file(self, waiting: Waiting, begun: float) -> bool:
-        tier, piece = self._tier, waiting.piece
-        if not self._described:
-            tier.describe()
-            self._described = True
-        head = Head(
-            file=file_of(piece),
-            fingerprint=tier.fingerprint.hash,
-            ids=tuple(int(token) for token in waiting.ids),
-            tensors=waiting.tensors,
-            scalars=waiting.scalars,
-        )
-        data_start = len(header_bytes(head))
-        size = data_start + head.data_bytes
-        room = tier.budget.create(head.fingerprint, size, (piece.record.parent, piece.record.name))
-        tier.evicted(room.evicted)
-        if room.temp is None:
-            self._no_room_for(piece)
-            return False
-        try:
-            self._pause(begun)
-            hashes = self._write_data(room.temp.descriptor, waiting, data_start)
-            first = header_bytes(msgspec.structs.replace(head, hashes=hashes))
-            _write_all(room.temp.descriptor, [memoryview(first)], 0)
-            tier.budget.publish(room.temp, file_name(file_of(piece)))
-        except BaseException:
-            tier.budget.discard(room.temp)
-            raise
-        finally:
-            with contextlib.suppress(OSError):
-                os.close(room.temp.descriptor)
-        tier.wrote(piece, waiting.ids, blocks(size))
-        return True
-
-    def _write_data(self, descriptor: int, waiting: Waiting, place: int) -> dict[str, str]:
-        """Writes the tensors one behind the other from `place`; their hashes."""
-        digests = {name: xxhash.xxh3_128() for name in waiting.tensors}
-        rest = deque((name, flat(waiting.buffers[name])) for name in waiting.tensors)
-        while rest:
-            begun = self._clock()
-            step = _take(rest, BUSY_STEP_BYTES if self._in_the_way() else STEP_BYTES)
-            for name, part in step:
-                digests[name].update(part)
-            place = _write_all(descriptor, [part for _, part in step], place)
-            self._pause(begun)
-        return {name: digest.hexdigest() for name, digest in digests.items()}
-
     def _in_the_way(self) -> bool:
         return not self._flushes and self._busy()
 
-    def _pause(self, begun: float) -> None:
-        """Rests for what was done since `begun`, if rows decode and nobody waits. Raises _Interrupted."""
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[int]:
+        """One step of writing: how many bytes it may be. After it, a rest in proportion to what it took, if
+        rows decode and nobody waits. Raises _Interrupted."""
+        begun = self._clock()
+        yield BUSY_STEP_BYTES if self._in_the_way() else STEP_BYTES
         until = self._clock() + REST_PER_STEP * (self._clock() - begun)
         with self._changed:
             while not self._closed and (left := until - self._clock()) > 0 and self._in_the_way():
                 self._rest(self._changed, min(left, _REST_POLL_S))
             if self._closed:
                 raise _Interrupted
-
-
-def _take(rest: deque[tuple[str, memoryview]], limit_bytes: int) -> list[tuple[str, memoryview]]:
-    """The first bytes of what is left to write, by tensor, as many as one step may have."""
-    step: list[tuple[str, memoryview]] = []
-    while rest and limit_bytes > 0 and len(step) < MAX_BUFFERS:
-        name, view = rest.popleft()
-        step.append((name, view[:limit_bytes]))
-        if len(view) > limit_bytes:
-            rest.appendleft((name, view[limit_bytes:]))
-        limit_bytes -= len(view)
-    return step
-
-
-def _write_all(descriptor: int, parts: list[memoryview], place: int) -> int:
-    """Writes the parts one behind the other; where the last one ends. Raises OSError."""
-    parts = [part for part in parts if part]
-    while parts:
-        done = os.pwritev(descriptor, parts, place)
-        place += done
-        parts = after(parts, done)
-    return place
