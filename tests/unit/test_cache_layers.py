@@ -70,6 +70,12 @@ def chunked(chunk_size: int) -> Subject:
     return subject("chunked", text_config={**vars(text), "attention_chunk_size": chunk_size})
 
 
+def sixteen_bits(kind: tiny_models.Kind) -> Subject:
+    of = subject(kind)
+    of.model.set_dtype(mx.bfloat16)  # type: ignore[attr-defined]
+    return of
+
+
 def listed() -> Subject:
     """A llama whose caches of keys and values are two lists, one inside of the other."""
     model = tiny_models.build("llama")
@@ -84,10 +90,12 @@ def listed() -> Subject:
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "kv": lambda: subject("llama"),
+    "kv in sixteen bits": lambda: sixteen_bits("llama"),
     "one head": lambda: subject("llama", num_key_value_heads=1),
     "quantised": lambda: subject("llama", lambda: [QuantizedKVCache(32, 8) for _ in range(2)], head_dim=32),
     "concatenated": lambda: subject("llama", lambda: [ConcatenateKVCache() for _ in range(2)]),
     "a window smaller than a record": lambda: subject("sliding"),
+    "a window in sixteen bits": lambda: sixteen_bits("sliding"),
     "a window larger than a record": lambda: subject("sliding", sliding_window=300),
     "a window of two records": lambda: subject("sliding", sliding_window=2 * RECORD_TOKENS),
     "a window that keeps its start": lambda: subject(
