@@ -270,7 +270,7 @@ class Failing:
 
         def call(*args: Any, **more: Any) -> Any:
             # Letting go of a lock is repeated by the closing that follows.
-            self.count += not (self.real is fcntl.flock and args[1] == fcntl.LOCK_UN)
+            self.count += not (self.real.__name__ == "flock" and args[1] == fcntl.LOCK_UN)
             if self.count == self.at:
                 self.at = -1
                 raise OSError(errno.ENOSPC, "No space left on device")
