@@ -227,12 +227,16 @@ def test_restored_prefixes_give_the_logits_of_a_fresh_prefill(
         slices, state = kept.ended(live, end)
         expected = goes_on(of, copy.deepcopy(fresh), end)
         assert all(mx.isfinite(logits).all().item() for logits in expected)
-        assert same(goes_on(of, assembled(of, end, slices, state, room=300), end), expected), end
-        # Through files, of records that whoever went on with them has not changed.
         read = [(first, last, through_bytes(tensors)) for first, last, tensors in slices]
-        scalars = json.loads(json.dumps(state[1]))
-        restored = assembled(of, end, read, (through_bytes(state[0]), scalars))
-        assert same(goes_on(of, restored, end), expected), end
+        read_state = (through_bytes(state[0]), json.loads(json.dumps(state[1])))
+        assert same(goes_on(of, assembled(of, end, slices, state, room=300), end), expected), end
+        # Whoever goes on with records changes none of them.
+        assert all(
+            mx.array_equal(tensors[name], copied[name]).item()
+            for tensors, copied in [(state[0], read_state[0]), (slices[-1][2], read[-1][2])]
+            for name in tensors
+        )
+        assert same(goes_on(of, assembled(of, end, read, read_state), end), expected), end
     # What it was all cut from has noticed nothing.
     assert same(goes_on(of, live, end), expected)
 
@@ -476,3 +480,13 @@ def test_a_chunk_leaves_no_more_of_a_window_than_the_window() -> None:
     tensors, scalars = layers.state([cache], layout, 200)
     assert tensors["0.k"].reshape(-1).tolist() == [0, 1, 2, 3, *range(172, 200)]
     assert scalars == {"0": [200, 32, 4, 32]}
+
+
+def test_a_state_has_no_unused_room() -> None:
+    cache = ChunkedKVCache(32)
+    layout = layers.layout_of([cache])
+    assert layout is not None
+    cache.update_and_fetch(mx.ones((1, 1, 40, 2)), mx.ones((1, 1, 40, 2)))
+    tensors, scalars = layers.state([cache], layout, 40)
+    assert tensors["0.k"].shape == tensors["0.v"].shape == (1, 1, 40, 2)
+    assert scalars == {"0": [40, 0, 32]}
