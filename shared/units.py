@@ -106,11 +106,8 @@ def size_text(size_bytes: int) -> str:
         return "0"
     fitting = [(size_bytes // scale, unit) for unit, scale in _SIZE_UNITS.items() if size_bytes % scale == 0]
     number, unit = min(fitting)
-    return (
-        f"{number}{unit.replace('IB', 'iB').replace('KB', 'kB')}"
-        if unit not in ("", "B")
-        else str(size_bytes)
-    )
+    shown = {"": "", "B": "", "KB": "kB"}.get(unit, unit.replace("I", "i"))
+    return f"{number}{shown}"
 
 
 def format_size(size_bytes: float) -> str:

@@ -185,6 +185,7 @@ async def test_a_worker_that_hangs_in_its_drain_is_ended_after_the_margin(tmp_pa
         assert 3 < time.monotonic() - begun < 6
         (loss,) = await events(served, "loss")
         assert loss["model"] == "a"
+        assert (await served.pool())["cache"]["losses"] == 1
         assert re.match(r"the drain failed after 0\.\d s \(TimeoutError\): prompts", loss["detail"])
 
 

@@ -40,6 +40,20 @@ def test_a_newcomer_gets_its_part_once_the_others_have_given_it_up() -> None:
     assert shares.moves() == []
 
 
+def test_one_raise_comes_when_all_that_it_waits_for_is_free() -> None:
+    shares = CacheShares(900)
+    shares.join(1)
+    shares.reach(1)
+    shares.join(2)
+    shares.reach(2)
+    assert shares.moves() == [Move(1, 450)]
+    shares.resize(1000)
+    # 100 are free at once; raised by so little it would only be asked twice.
+    assert shares.moves() == []
+    shares.answered(1)
+    assert shares.moves() == [Move(1, 500), Move(2, 500)]
+
+
 def test_a_newcomer_begins_with_what_is_free() -> None:
     shares = CacheShares(900)
     assert shares.join(1) == 900
