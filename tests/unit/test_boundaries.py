@@ -181,6 +181,8 @@ def test_other_conversations_begin_with_the_system_prompt_and_its_tools() -> Non
     # What the server adds in words is of it too.
     told = model.before(SYSTEM, USER, told="Answer in JSON.")
     assert told[0] == "<|im_start|>system\nYou are terse.\n\nAnswer in JSON.<|im_end|>\n<|im_start|>user\n"
+    told = model.before(USER, told="Answer in JSON.")
+    assert told[0] == "<|im_start|>system\nAnswer in JSON.<|im_end|>\n<|im_start|>user\n"
 
 
 def test_a_system_prompt_in_the_last_turn_is_no_boundary() -> None:
@@ -212,6 +214,24 @@ def test_a_primer_is_told_once_for_each_mode() -> None:
     assert model.rendered == rendered
     model.of(USER, enable_thinking=False)
     assert model.rendered > rendered
+
+
+def test_a_primer_may_differ_where_there_are_tools() -> None:
+    model = Model(PLAIN + "{% if tools and add_generation_prompt %}<tools>{% endif %}")
+    without, with_tools = model.of(USER)[-1], model.of(USER, tools=[TOOL])[-1]
+    assert without == with_tools
+    assert len(model.ids(USER, tools=[TOOL])) - with_tools == len(model.ids(USER)) - without + len("<tools>")
+
+
+def test_what_the_next_turn_has_otherwise_is_cut_off_though_the_template_adds_it_in_any_case() -> None:
+    always = PLAIN.replace("{% if add_generation_prompt %}", "").removesuffix("{% endif %}") + "<think>\n"
+    (before,) = Model(always).before(USER)
+    assert before == "<|im_start|>user\nWhat is a fjord?<|im_end|>\n<|im_start|>assistant\n"
+    marked = PLAIN.replace(
+        "{{ message.content }}", "{{ message.content }}{% if loop.last %} /think{% endif %}"
+    )
+    (before,) = Model(marked).before(USER)
+    assert before == "<|im_start|>user\nWhat is a fjord?"
 
 
 def test_what_is_too_long_for_a_primer_is_none() -> None:
