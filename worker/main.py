@@ -199,6 +199,7 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
     sys.stderr.flush()
     await stopped
     heartbeat.cancel()
+    engine.stop()
     await server.close()
     return 0
 

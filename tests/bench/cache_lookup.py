@@ -29,8 +29,8 @@ _STATE_EVERY_TOKENS = 2048
 _OPENING_TOKENS = 8
 
 # As many layers as a model of 30 billion weights has.
-_KV = Layout((Leaf("KVCache", None),) * 64)
-_RECURRENT = Layout((Leaf("KVCache", None), Leaf("ArraysCache", 0)) * 32)
+_KV = Layout((Leaf("KVCache", True),) * 64)
+_RECURRENT = Layout((Leaf("KVCache", True), Leaf("ArraysCache", False)) * 32)
 
 
 class Shelf:

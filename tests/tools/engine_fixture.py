@@ -5,7 +5,7 @@ MLX is imported with the first one, not with the tests. Every test can ask for i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,10 +20,15 @@ Start = Callable[..., "Awaitable[Running]"]
 
 
 @pytest.fixture
-def start(tiny: TinyModels) -> Start:
+def start(tiny: TinyModels) -> Iterator[Start]:
     from tests.tools.running_engine import Running
 
-    async def running(kind: tiny_models.Kind = "llama", **settings: Any) -> Running:
-        return await Running(tiny(kind), **settings).ready()
+    started: list[Running] = []
 
-    return running
+    async def running(kind: tiny_models.Kind = "llama", **settings: Any) -> Running:
+        started.append(Running(tiny(kind), **settings))
+        return await started[-1].ready()
+
+    yield running
+    for one in started:
+        one.stop()

@@ -113,6 +113,12 @@ class Running:
         await self.engine.loaded
         return self
 
+    def stop(self) -> None:
+        """End its threads: a daemon that wakes while the interpreter ends takes the process down."""
+        self.engine.stop()
+        if self.engine.cache is not None:
+            self.engine.cache.close()
+
     def row(self, of: Plan, constraint: Constraint | None = None) -> tuple[Client, Row]:
         client = Client()
         text = AnswerText(ByteDetokeniser(token_bytes), of.format)

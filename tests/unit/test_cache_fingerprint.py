@@ -18,7 +18,7 @@ from mlxpool.worker.cache import fingerprint as module
 from mlxpool.worker.cache.fingerprint import Fingerprint, fingerprint
 from mlxpool.worker.cache.records import Layout, Leaf
 
-LAYOUT = Layout((Leaf("KVCache", None), Leaf("RotatingKVCache", 512)))
+LAYOUT = Layout((Leaf("KVCache", True), Leaf("RotatingKVCache", False)))
 WORKER: dict[str, Any] = {"layout": LAYOUT, "dtype": "float32", "backend": "cpu", "kv": "float32"}
 
 
@@ -95,8 +95,8 @@ def test_another_model_has_another_fingerprint(folder: Path, what: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"layout": Layout((Leaf("KVCache", None), Leaf("KVCache", None)))},
-        {"layout": Layout((Leaf("KVCache", None), Leaf("RotatingKVCache", 1024)))},
+        {"layout": Layout((Leaf("KVCache", True), Leaf("KVCache", True)))},
+        {"layout": Layout((Leaf("KVCache", True), Leaf("ArraysCache", False)))},
         {"dtype": "bfloat16"},
         {"backend": "metal"},
         {"kv": "8 bits"},

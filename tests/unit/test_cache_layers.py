@@ -22,7 +22,6 @@ from mlx_lm.models.cache import (
 )
 
 from mlxpool.worker.cache import layers
-from mlxpool.worker.cache.layers import Lacking
 from mlxpool.worker.cache.layers_kinds import Unfit
 from mlxpool.worker.cache.layers_memory import alias, dtype_name, dtype_of, empty
 from mlxpool.worker.cache.records import RECORD_TOKENS, Layout
@@ -242,7 +241,7 @@ def test_restored_prefixes_give_the_logits_of_a_fresh_prefill(
 
 
 @pytest.mark.parametrize("length", [1, 255, 257, 511])
-@pytest.mark.parametrize("name", ["kv", "quantised", "concatenated", "a window of two records"])
+@pytest.mark.parametrize("name", ["kv", "quantised", "concatenated"])
 def test_a_slice_cut_short_is_the_live_cache_trimmed(
     subjects: Callable[[str], Subject], name: str, length: int
 ) -> None:
@@ -373,9 +372,8 @@ def test_slices_that_do_not_make_the_prefix_are_refused(subjects: Callable[[str]
             assembled(of, 520, wrong, None)
     with pytest.raises(Unfit, match="in the slice from 0 to 256"):
         assembled(of, 256, [(0, 256, last[2])], None)
-    with pytest.raises(Lacking) as lacking:
+    with pytest.raises(Unfit, match="the slices from 256 lack layers"):
         assembled(of, 512, [first, (256, 512, {"0.k": second[2]["0.k"]})], None)
-    assert lacking.value.starts == (256,)
     with pytest.raises(Unfit, match="holds 520"):
         layers.cut(caches, of.layout, 512, 521)
 
@@ -391,9 +389,7 @@ def test_a_prefix_that_needs_a_state_is_refused_without_it(subjects: Callable[[s
         assembled(of, 300, slices, ({}, scalars))
 
 
-def test_a_slice_cut_after_its_window_has_wrapped_serves_longer_prefixes_alone(
-    subjects: Callable[[str], Subject],
-) -> None:
+def test_a_slice_cut_after_a_window_has_wrapped_is_as_good_as_any(subjects: Callable[[str], Subject]) -> None:
     of = subjects("a window larger than a record")
     caches = of.make_cache()
     for place in range(240, 320):
@@ -404,9 +400,6 @@ def test_a_slice_cut_after_its_window_has_wrapped_serves_longer_prefixes_alone(
     ]
     state = layers.state(caches, of.layout, 320)
     assert set(slices[0][2]) == {"1.k", "1.v", "3.k", "3.v"}
-    with pytest.raises(Lacking) as lacking:
-        assembled(of, 250, slices[:1], None)
-    assert lacking.value.starts == (0,)
     assert same(goes_on(of, assembled(of, 320, slices, state), 320), goes_on(of, caches, 320))
 
 

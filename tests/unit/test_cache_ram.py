@@ -94,13 +94,14 @@ def test_a_short_record_goes_when_a_longer_one_holds_its_tokens(tier: RamTier) -
     assert {record.name for record in tier.children(longer.parent)} == {other.name, longer.name}
 
 
-def test_a_short_record_with_a_state_stays_beside_a_longer_one(tier: RamTier) -> None:
+def test_a_state_stays_where_a_longer_record_has_its_slice(tier: RamTier) -> None:
     tokens = ids(1, short=10)
     short = put(tier, tokens)[-1]
-    tier.add(short, tokens[short.start :], "state", part())
+    tier.add(short, tokens[short.start :], "state", part(50))
     put(tier, ids(1, short=20))
-    assert tier.has_slice(short.name)
+    assert not tier.has_slice(short.name)
     assert tier.has_state(short.name)
+    assert tier.bytes == 2 * SLICE_BYTES + 50
 
 
 def test_idle_records_are_named_oldest_first_and_only_they(tier: RamTier) -> None:

@@ -391,16 +391,17 @@ def test_a_short_end_goes_when_a_longer_record_covers_it(tmp_path: Path) -> None
     assert files(tmp_path) == sorted(file_name(file_of(item.piece)) for item in (first, grown))
 
 
-def test_a_short_end_stays_that_says_something_else_or_has_a_state(tmp_path: Path) -> None:
+def test_a_short_end_stays_that_says_something_else_and_so_does_a_state(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
     ids = tokens(300)
     other = np.concatenate([ids[:256], tokens(4, 9000)])
     stateful = ids[:270]
-    kept = [waiting(*chain(ids)[0]), waiting(*chain(other)[1]), waiting(*chain(stateful)[1])]
-    kept.append(waiting(*chain(stateful)[1], kind="state"))
-    write(tier, [*kept, waiting(*chain(ids)[1])])
+    short = waiting(*chain(stateful)[1])
+    kept = [waiting(*chain(ids)[0]), waiting(*chain(other)[1]), waiting(*chain(stateful)[1], kind="state")]
+    write(tier, [short, *kept, waiting(*chain(ids)[1])])
     assert all(tier.has(item.piece) for item in kept)
-    assert tier.entries == 5
+    assert not tier.has(short.piece)
+    assert tier.entries == 4
 
 
 def test_using_a_prefix_makes_its_files_young_and_none_older_than_what_needs_it(tmp_path: Path) -> None:
@@ -449,7 +450,7 @@ def test_the_tier_answers_what_a_look_up_asks(tmp_path: Path) -> None:
     ids = tokens(600)
     written(tmp_path, ids)
     tier = open_tier(tmp_path)
-    layout = records.Layout((records.Leaf("KVCache", None),))
+    layout = records.Layout((records.Leaf("KVCache", True),))
     found = records.find(ids, 599, ROOT_NAME, layout, tier)
     assert found is not None
     assert found.length == 599

@@ -36,14 +36,6 @@ Scalars = dict[str, list[int]]
 Slice = tuple[int, int, Mapping[str, mx.array]]
 
 
-class Lacking(Unfit):
-    """Slices, by the positions where they start, that were cut too late for a prefix as short as this."""
-
-    def __init__(self, starts: Sequence[int]) -> None:
-        super().__init__(f"the slices from {', '.join(map(str, starts))} lack layers")
-        self.starts = tuple(starts)
-
-
 def layout_of(caches: Sequence[Any]) -> Layout | None:
     """The leaves of a row's caches; None where some class isn't known: such a model has no prompt cache."""
     leaves: list[Leaf] = []
@@ -51,23 +43,21 @@ def layout_of(caches: Sequence[Any]) -> Layout | None:
         adapter = adapter_of(cache)
         if adapter is None:
             return None
-        leaves.append(Leaf(type(cache).__name__, adapter.span(cache)))
+        leaves.append(Leaf(type(cache).__name__, adapter.sliced))
     return Layout(tuple(leaves)) if leaves else None
 
 
 def cut(caches: Sequence[Any], layout: Layout, start: int, end: int) -> Tensors:
-    """Positions [start, end) of the leaves that can be cut at `end`, less those that have lost some since.
+    """Positions [start, end) of the leaves that can be cut by position.
 
     Raises Unfit where the caches aren't of this layout or hold fewer tokens than `end`.
     """
     found: Tensors = {}
     leaves = _checked(caches, layout)
-    for place in layout.sliced(end):
+    for place in layout.sliced:
         cache, adapter = leaves[place]
         if (length := adapter.length(cache)) is None or length < end:
             raise Unfit(f"positions up to {end} of a cache that holds {length}")
-        if not adapter.cuttable(cache):
-            continue
         for part, buffer in zip(adapter.parts, adapter.buffers(cache), strict=True):
             found[f"{place}.{part}"] = mx.contiguous(buffer[:, :, start:end])
     return found
@@ -85,7 +75,7 @@ def state(caches: Sequence[Any], layout: Layout, length: int) -> tuple[Tensors, 
         # One that counts speaks for those that don't.
         if (held := adapter.length(cache)) is not None and held != length:
             raise Unfit(f"the state at {length} of a cache that holds {held}")
-    for place in layout.stateful(length):
+    for place in layout.stateful:
         cache, adapter = leaves[place]
         parts, scalars[str(place)] = adapter.state(cache)
         for part, array in parts.items():
@@ -115,12 +105,12 @@ def assemble(
 
     slices: (start, end, tensors), without a gap from 0 to `length`, where the last is cut short. state: what
     was held at exactly `length`, None where no leaf needs it. room_tokens: tokens that will follow; buffers
-    that grow by copying have room for them already. Raises Lacking where slices lack leaves, Unfit where
-    something else lacks or doesn't fit.
+    that grow by copying have room for them already. Raises Unfit where something lacks or doesn't
+    fit.
     """
     caches = make_cache()
     leaves = _checked(caches, layout)
-    wanted = [(place, *leaves[place]) for place in layout.sliced(length)]
+    wanted = [(place, *leaves[place]) for place in layout.sliced]
     if wanted:
         names = [f"{place}.{part}" for place, _, adapter in wanted for part in adapter.parts]
         _check_slices(slices, names, length)
@@ -128,7 +118,7 @@ def assemble(
         room = adapter.room(length, room_tokens)
         buffers = [_joined(slices, f"{place}.{part}", length, room) for part in adapter.parts]
         adapter.refill(cache, buffers, length)
-    for place in layout.stateful(length):
+    for place in layout.stateful:
         if state is None:
             raise Unfit(f"a prefix of {length} without the state that it needs")
         cache, adapter = leaves[place]
@@ -154,7 +144,7 @@ def _checked(caches: Sequence[Any], layout: Layout) -> list[tuple[Any, Adapter]]
         if adapter is None:
             raise Unfit(f"a cache of class {type(cache).__name__}")
         found.append((cache, adapter))
-    held = tuple(Leaf(type(cache).__name__, adapter.span(cache)) for cache, adapter in found)
+    held = tuple(Leaf(type(cache).__name__, adapter.sliced) for cache, adapter in found)
     if held != layout.leaves:
         raise Unfit("caches of another layout")
     return found
@@ -189,7 +179,7 @@ def _one(cache: Any, place: int) -> Any:
 
 
 def _check_slices(slices: Sequence[Slice], names: Sequence[str], length: int) -> None:
-    """Raises Unfit where they don't follow each other up to `length`, Lacking where one hasn't all names."""
+    """Raises Unfit where they don't follow each other up to `length`, or one hasn't all names."""
     reached = 0
     for start, end, _ in slices:
         if start != reached or end <= start:
@@ -199,7 +189,7 @@ def _check_slices(slices: Sequence[Slice], names: Sequence[str], length: int) ->
         raise Unfit(f"slices up to {reached} for a prefix of {length}")
     lacking = [start for start, _, tensors in slices if any(name not in tensors for name in names)]
     if lacking:
-        raise Lacking(lacking)
+        raise Unfit(f"the slices from {', '.join(map(str, lacking))} lack layers")
 
 
 def _joined(slices: Sequence[Slice], name: str, length: int, room: int) -> mx.array:

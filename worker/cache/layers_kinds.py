@@ -32,23 +32,17 @@ class Unfit(ValueError):
 class Adapter:
     """How one class is read and made: here that of keys and values of every position.
 
-    parts: names of the buffers that have an axis of positions. step: what they grow by, in positions.
+    sliced: whether it can be cut by position. parts: names of the buffers that have an axis of positions.
+    step: what they grow by, in positions.
     """
 
+    sliced: bool = True
     parts: tuple[str, ...] = ("k", "v")
     step: int = KVCache.step
-
-    def span(self, _cache: Any, /) -> int | None:
-        """How many tokens it holds at most and can still be cut by position: 0 never, None always."""
-        return None
 
     def length(self, cache: Any, /) -> int | None:
         """Tokens it has seen, None where it doesn't count them."""
         return int(cache.offset)
-
-    def cuttable(self, _cache: Any, /) -> bool:
-        """Whether all positions from the first on are still there, in order."""
-        return True
 
     def buffers(self, cache: Any, /) -> Sequence[mx.array]:
         """The buffers of `parts`, unused room at their end. Raises Unfit where there are none."""
@@ -97,22 +91,11 @@ class _Quantised(Adapter):
 
 
 class _Rotating(Adapter):
-    """In order until it holds more than its window; then a ring behind `keep` positions that stay."""
+    """In order until it holds more than its window; then a ring behind `keep` positions that stay. Held whole
+    from the beginning: what a record's positions were is lost as soon as a later chunk has passed the window.
+    """
 
-    def span(self, cache: Any, /) -> int | None:
-        return int(cache.max_size)
-
-    def cuttable(self, cache: Any, /) -> bool:
-        # The chunk that passes the window goes behind all there was: nothing is lost before the next one.
-        return bool(cache._idx == cache.offset)
-
-    def refill(self, cache: Any, buffers: Sequence[mx.array], length: int, /) -> None:
-        super().refill(cache, buffers, length)
-        cache._idx = length
-
-    def room(self, _length: int, _more: int, /) -> int:
-        # A chunk makes a new buffer in any case.
-        return 0
+    sliced = False
 
     def state(self, cache: Any, /) -> tuple[dict[str, mx.array], list[int]]:
         keys, values = self.buffers(cache)
@@ -133,15 +116,11 @@ class _Rotating(Adapter):
 
 
 class _Chunked(Adapter):
-    """In order until its front has been trimmed; then the positions from `start_position` on."""
+    """In order until its front has been trimmed; then the positions from `start_position` on. Held whole, as
+    windows are."""
 
+    sliced = False
     step = ChunkedKVCache.step
-
-    def span(self, cache: Any, /) -> int | None:
-        return int(cache.chunk_size)
-
-    def cuttable(self, cache: Any, /) -> bool:
-        return bool(cache.start_position == 0)
 
     def state(self, cache: Any, /) -> tuple[dict[str, mx.array], list[int]]:
         used = cache.offset - cache.start_position
@@ -159,10 +138,8 @@ class _Chunked(Adapter):
 class _Arrays(Adapter):
     """An SSM's or a convolution's state: no positions, and entries that a model may leave empty."""
 
+    sliced = False
     parts = ()
-
-    def span(self, _cache: Any, /) -> int | None:
-        return 0
 
     def length(self, _cache: Any, /) -> int | None:
         return None

@@ -46,6 +46,9 @@ _STATES_KEPT = 2
 # not written.
 _OFFERED_BYTES = 64 * 1024 * 1024
 
+# A conversation's next turn makes the states of its last one old: those of one that goes on are not written.
+_STATE_PATIENCE_S = 20.0
+
 # How often records are looked over for ones that idle.
 _REST_S = 1.0
 
@@ -254,6 +257,7 @@ class PromptCache:
         self.writer = writer
         self._idle_demote_s = idle_demote_s
         self._unwritten: deque[Gone] = deque()
+        self._later: deque[tuple[float, Gone]] = deque()  # states, and when they are to be written
         self._queued: dict[Piece, Gone] = {}  # the writer's thread takes out of it
         self.known = _Known(ram, self._queued, tier)
         self.readings: list[Reading] = []
@@ -327,48 +331,88 @@ class PromptCache:
 
     def cuts(self, ids_count: int, boundaries: Sequence[int]) -> list[int]:
         """Where a prefill of so many ids must stop, so that a state can be taken there."""
-        if not self.layout.stateful(ids_count):
+        if not self.layout.stateful:
             return []
         wanted = {*boundaries, *range(STATE_INTERVAL_TOKENS, ids_count, STATE_INTERVAL_TOKENS)}
         return sorted(cut for cut in wanted if MIN_STATE_TOKENS <= cut < ids_count)
 
     def keep(
-        self, ids: Sequence[int], length: int, namespace: str, source: Source, *, end: bool, lasting: bool
+        self,
+        ids: Sequence[int],
+        length: int,
+        namespace: str,
+        source: Source,
+        *,
+        end: bool,
+        state: bool,
+        lasting: bool,
     ) -> None:
         """Keep what these caches hold of the first `length` ids, as far as it is not kept yet.
 
-        end: the short record at its end too. lasting: a later prompt may go on right there: a state is taken,
-        where the model has such, and the short record is written like any other.
+        end: the short record at its end too. state: a state there, where the model has such. lasting: a later
+        prompt may well go on right there: the short record is written like any other. A state that is not
+        lasting is taken only while its conversation has few.
         """
+        try:
+            self._keep(ids, length, namespace, source, end=end, state=state, lasting=lasting)
+        except Exception:
+            # What can't be kept is a later prompt's loss, never this row's.
+            traceback.print_exc()
+            sys.stderr.flush()
+
+    def _keep(
+        self,
+        ids: Sequence[int],
+        length: int,
+        namespace: str,
+        source: Source,
+        *,
+        end: bool,
+        state: bool,
+        lasting: bool,
+    ) -> None:
         if length < 1:
             return
         tokens = np.array(ids[:length], dtype=np.uint32)
         path = list(records.chain(records.root(namespace), tokens))
         new: list[Gone] = []
         for record in path:
-            if self.known.has_slice(record.name) or not (record.full or end):
+            if not self.layout.sliced or self.known.has_slice(record.name) or not (record.full or end):
                 continue
-            if self.layout.sliced(record.end):
-                part = Part(source.cut(record.start, record.end))
-                new.append(Gone(record, tokens[record.start : record.end], "slice", part))
+            part = Part(source.cut(record.start, record.end))
+            new.append(Gone(record, tokens[record.start : record.end], "slice", part))
         last = path[-1]
-        if lasting and self.layout.stateful(length) and not self.known.has_state(last.name):
+        wants_state = state and self.layout.stateful and not self.known.has_state(last.name)
+        if wants_state and (lasting or self._has_room_for_states(path)):
             new.append(Gone(last, tokens[last.start :], "state", Part(*source.state(length))))
         # Now: a graph that still reads a buffer would make the next write to it copy all of it.
         mx.eval([list(gone.part.arrays.values()) for gone in new])
         for gone in new:
             self.ram.add(*gone)
         self.ram.touch(path)
-        if lasting:
-            self._thin_states(path)
-        self._unwritten.extend(gone for gone in new if gone.record.full or lasting)
+        self._thin_states(path)
+        due_s = time.monotonic() + _STATE_PATIENCE_S
+        for gone in new:
+            if gone.kind == "state" and lasting:
+                self._later.append((due_s, gone))
+            elif gone.record.full or lasting:
+                self._unwritten.append(gone)
         self.make_room(0)
+
+    def _states(self, path: Sequence[Record]) -> list[tuple[Record, Part]]:
+        """The states in memory along a conversation."""
+        parts = ((record, self.ram.part(record.name, "state")) for record in path)
+        return [(record, part) for record, part in parts if part is not None]
+
+    def _has_room_for_states(self, path: Sequence[Record]) -> bool:
+        """Whether one more like the last would stay."""
+        held = self._states(path)
+        taken_bytes = sum(part.bytes for _, part in held)
+        return taken_bytes + (held[-1][1].bytes if held else 0) <= STATE_BYTES_PER_CONVERSATION
 
     def _thin_states(self, path: Sequence[Record]) -> None:
         """Hold a conversation's states to their share: old ones between the first and the newest go."""
-        held = [
-            (record, part) for record in path if (part := self.ram.part(record.name, "state")) is not None
-        ]
+        held = self._states(path)
         taken_bytes = sum(part.bytes for _, part in held)
         for record, part in held[1:-_STATES_KEPT]:
             if taken_bytes <= STATE_BYTES_PER_CONVERSATION:
@@ -392,12 +436,13 @@ class PromptCache:
 
     def maintain(self) -> None:
         """What a turn of the engine does beside: hand the writer what comes next, let idle records go."""
-        writer = self.writer
+        writer, now_s = self.writer, time.monotonic()
+        while self._later and self._later[0][0] <= now_s:
+            self._unwritten.append(self._later.popleft()[1])
         while self._unwritten and writer is not None and writer.pending_bytes < _OFFERED_BYTES:
             gone = self._unwritten.popleft()
             if self.ram.part(gone.record.name, gone.kind) is gone.part:
                 self._offer(gone)
-        now_s = time.monotonic()
         if self._idle_demote_s is None or self.tier is None or now_s < self._looked_s + _REST_S:
             return
         self._looked_s = now_s
@@ -411,8 +456,9 @@ class PromptCache:
     @property
     def rest_s(self) -> float | None:
         """For how long nothing needs to be done here unless something comes; None for ever."""
-        demotes = self._idle_demote_s is not None and self.tier is not None
-        return _REST_S if demotes and len(self.ram) else None
+        if self.tier is None or not len(self.ram):
+            return None
+        return _REST_S if self._idle_demote_s is not None or self._later or self._unwritten else None
 
     def unwritten(self) -> deque[Gone]:
         """What memory holds that is not on disk, least recently used first."""

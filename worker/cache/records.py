@@ -6,10 +6,11 @@ prefix up to the record's end, a shared system prompt is stored once, and a conv
 records at its end. The first parent's name is the namespace's: model and adapters.
 
 A record holds two things, each of which may be missing. Its *slice*: keys and values at its positions, of
-every layer whose cache can be cut by position there. Its *state*: at its end, the whole cache of every layer
-that can't be cut there (a window that has wrapped, an SSM). A prefix is usable at a record's end where all
-slices up to it are there, and the state too if some layer needs it; where no layer needs a state it is usable
-at any position of a record that agrees with the tokens, by cutting the slice short.
+every layer whose cache can be cut by position. Its *state*: at its end, the whole cache of every layer that
+can't be cut (a window that wraps, an SSM). A prefix is usable at a record's end where all slices up to it are
+there, and the state too if some layer needs it; where no layer does it is usable at any position of a record
+that agrees with the tokens. A slice can always be cut short, so a longer record stands in for a shorter one's
+slice; nothing stands in for a state.
 """
 
 from __future__ import annotations
@@ -32,15 +33,11 @@ Kind = Literal["slice", "state"]
 
 
 class Leaf(msgspec.Struct, frozen=True):
-    """One layer's cache, or one of several in a layer. kind: its class's name. span: it can be cut by
-    position while it holds at most so many, 0 for never, None for always."""
+    """One layer's cache, or one of several in a layer. kind: its class's name. sliced: whether it can be cut
+    by position, else it is held whole."""
 
     kind: str
-    span: int | None
-
-    def sliced(self, end: int) -> bool:
-        """Whether its cache at a length of `end` can be cut by position."""
-        return self.span is None or end <= self.span
+    sliced: bool
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -48,23 +45,15 @@ class Layout(msgspec.Struct, frozen=True):
 
     leaves: tuple[Leaf, ...]
 
-    def sliced(self, end: int) -> list[int]:
-        """The leaves that a record's slice ending at `end` holds."""
-        return [place for place, leaf in enumerate(self.leaves) if leaf.sliced(end)]
-
-    def stateful(self, end: int) -> list[int]:
-        """The leaves whose whole state a prefix of length `end` needs."""
-        return [place for place, leaf in enumerate(self.leaves) if not leaf.sliced(end)]
+    @property
+    def sliced(self) -> list[int]:
+        """The leaves that every slice holds."""
+        return [place for place, leaf in enumerate(self.leaves) if leaf.sliced]
 
     @property
-    def distinct(self) -> Layout:
-        """One leaf of each span: as much as tells what a length needs, of a model with many layers."""
-        return Layout(tuple({leaf.span: leaf for leaf in self.leaves}.values()))
-
-    @property
-    def any_sliced(self) -> bool:
-        """Whether some leaf can be cut wherever it is: then every record of a prefix must have its slice."""
-        return any(leaf.span is None for leaf in self.leaves)
+    def stateful(self) -> list[int]:
+        """The leaves that every state holds."""
+        return [place for place, leaf in enumerate(self.leaves) if not leaf.sliced]
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -138,30 +127,24 @@ def record_at(first_parent: bytes, ids: Ids, end: int) -> Record:
 
 def find(ids: Ids, limit: int, first_parent: bytes, layout: Layout, known: Known) -> Found | None:
     """The longest prefix of `ids`, of at most `limit` tokens, that the known records restore."""
-    layout = layout.distinct
+    sliced, stateful = bool(layout.sliced), bool(layout.stateful)
     walked: list[Record] = []
     for record in chain(first_parent, ids):
-        if not record.full or (layout.any_sliced and not known.has_slice(record.name)):
+        if not record.full or (sliced and not known.has_slice(record.name)):
             break
         walked.append(record)
     for depth in range(len(walked), -1, -1):
-        parent = walked[depth - 1].name if depth else first_parent
-        found = _within(ids, limit, walked[:depth], parent, layout, known)
-        if found is not None:
+        path = walked[:depth]
+        parent = path[-1].name if path else first_parent
+        if (found := _within(ids, limit, path, parent, sliced, stateful, known)) is not None:
             return found
-        if depth and (found := _at_end(walked[:depth], limit, layout, known)) is not None:
-            return found
+        if path and path[-1].end <= limit and not (stateful and not known.has_state(parent)):
+            return Found(path[-1].end, tuple(path) if sliced else (), path[-1] if stateful else None)
     return None
 
 
-def _at_end(path: list[Record], limit: int, layout: Layout, known: Known) -> Found | None:
-    """The prefix that ends with the last of these full records."""
-    last = path[-1]
-    return None if last.end > limit else _usable(path, last.end, last, layout, known)
-
-
 def _within(
-    ids: Ids, limit: int, path: list[Record], parent: bytes, layout: Layout, known: Known
+    ids: Ids, limit: int, path: list[Record], parent: bytes, sliced: bool, stateful: bool, known: Known
 ) -> Found | None:
     """The longest prefix that ends in a record behind `path`."""
     start = len(path) * RECORD_TOKENS
@@ -169,49 +152,56 @@ def _within(
     if not len(rest) or limit <= start:
         return None
     # A thousand conversations may part behind one system prompt: what can't be better costs next to nothing.
-    best: Found | None = None
+    best: Record | None = None
     reached, differs = start, rest.item(0)
     names: dict[int, bytes] = {}
     last = min(start + len(rest), limit)
     for record in known.children(parent):
         end = record.end
-        if (reach := end if end < last else last) <= reached:
+        if (reach := end if end < last else last) <= reached or (stateful and end > last):
             continue
         if (same := names.get(end)) is None:
             # Records of one length with these tokens have one name.
             same = names[end] = name(parent, rest[: end - start]) if end - start <= len(rest) else b""
-        if record.name == same:
+        if stateful:
+            # Of other tokens no state serves.
+            if record.name != same or not known.has_state(record.name):
+                continue
+            if sliced and _slice_of(rest[: end - start], record, known) is None:
+                continue
+            length = end
+        elif not known.has_slice(record.name):
+            continue
+        elif record.name == same:
             length = reach
         elif (held := known.ids(record)) is None or held.item(reached - start) != differs:
-            continue
-        elif layout.stateful(reach):
-            # Of other tokens no state serves.
             continue
         else:
             length = min(start + _agreed(held, rest), limit)
         if length <= reached:
             continue
-        if (found := _usable([*path, record], length, record, layout, known)) is not None:
-            if length == last:
-                return found
-            best, reached, differs = found, length, rest.item(length - start)
-    return best
+        best, reached = record, length
+        if length == last:
+            break
+        differs = rest.item(length - start)
+    if best is None:
+        return None
+    if not stateful:
+        return Found(reached, (*path, best))
+    holding = _slice_of(rest[: reached - start], best, known) if sliced else None
+    return Found(reached, () if holding is None else (*path, holding), best)
 
 
-def _usable(path: list[Record], length: int, last: Record, layout: Layout, known: Known) -> Found | None:
-    """The prefix of `length` tokens that ends in `last`, if all that it needs is there."""
-    needs_state = bool(layout.stateful(length))
-    if needs_state and (length != last.end or not known.has_state(last.name)):
-        return None
-    slices = tuple(path) if layout.sliced(length) else ()
-    # Where every prefix needs slices `find` has come here over records that have theirs.
-    unsure = slices[-1:] if layout.any_sliced else slices
-    if any(not known.has_slice(record.name) for record in unsure):
-        return None
-    # A slice holds what can be cut at its own end: cut short it must not lack a leaf.
-    if slices and layout.sliced(last.end) != layout.sliced(length):
-        return None
-    return Found(length, slices, last if needs_state else None)
+def _slice_of(own: Ids, record: Record, known: Known) -> Record | None:
+    """The record whose slice has these tokens of `record`: itself, or a longer one that begins with them."""
+    if known.has_slice(record.name):
+        return record
+    for other in known.children(record.parent):
+        if other.end <= record.end or not known.has_slice(other.name):
+            continue
+        if (held := known.ids(other)) is not None and np.array_equal(held[: len(own)], own):
+            return other
+    return None
 
 
 def _agreed(own: Ids, rest: Ids) -> int:

@@ -153,12 +153,12 @@ class Index:
 
     def covered_by(self, record: Record, ids: Ids) -> list[Record]:
         """Shorter records behind the same parent whose slices say nothing that this record's doesn't: its
-        tokens begin with theirs, and they have no state, which nothing covers."""
+        tokens begin with theirs."""
         with self._lock:
             shorter = [
                 sibling
                 for sibling in self._children.get(record.parent, {}).values()
-                if sibling.end < record.end and self._entries[sibling.name].kinds == ("slice",)
+                if sibling.end < record.end and self._entries[sibling.name].slice_bytes is not None
             ]
         names: dict[int, bytes] = {}
         covered = []

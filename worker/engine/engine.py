@@ -119,6 +119,8 @@ class Engine:
         self._calls: deque[Callable[[], None]] = deque()  # guarded by _wake
         self._owed = 0  # rows not ended yet; event loop only
         self._submitted = 0  # event loop only
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._stopping = False  # written by the event loop alone
         self._busy = False  # written by the engine thread alone
         # The engine thread's own:
         self._waiting: deque[Row] = deque()
@@ -131,7 +133,12 @@ class Engine:
     # Event loop side
 
     def start(self) -> None:
-        threading.Thread(target=self._main, name="engine", daemon=True).start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the turn it is in. Rows that are left hear nothing more."""
+        self._stopping = True
+        self.nudge()
 
     def submit(self, row: Row) -> None:
         """Hand a row over; its sink gets all of its events, the last one a Finish or a Failure."""
@@ -225,7 +232,7 @@ class Engine:
         prefills = Prefills(loaded.model, loaded.make_cache, self.width, cache)
         self._loop.call_soon_threadsafe(self.loaded.set_result, loaded)
         steps = 0
-        while True:
+        while not self._stopping:
             # Where all that runs waits for the disk there is nothing to do either, until a reader says so.
             self._take(idle=not (batch.rows or prefills.runnable or (self._waiting and not prefills.rows)))
             self._busy = bool(batch.rows or prefills.rows)
@@ -268,7 +275,7 @@ class Engine:
         caches that several share, None for its own."""
         if self.cache is not None:
             source = row_source(caches, place, self.cache.layout)
-            self.cache.keep(row.ids, length, row.plan.namespace, source, end=True, lasting=True)
+            self.cache.keep(row.ids, length, row.plan.namespace, source, end=True, state=True, lasting=True)
 
     def _drop_cancelled(self, batch: DecodeBatch, prefills: Prefills) -> None:
         # Looked at once: a mark may be set at any moment, and a row that leaves must also have ended.

@@ -86,7 +86,8 @@ class Prefills:
         self._prompts.append(prompt)
         ahead = self._ahead(prompt)
         if self._cache is not None:
-            prompt.cuts = self._cache.cuts(len(prompt.ids), row.plan.boundaries)
+            prompt.boundaries = row.plan.boundaries
+            prompt.cuts = self._cache.cuts(len(prompt.ids), prompt.boundaries)
             reach = self._cache.reach(prompt.ids, namespace)
             if ahead is None or reach + _WORTH_FOLLOWING_TOKENS >= ahead[1]:
                 self._begin(prompt)
@@ -255,12 +256,20 @@ class Prefills:
         from."""
         if self._cache is None:
             return
-        lasting = prompt.done in prompt.cuts
+        stopped = prompt.done in prompt.cuts
         full = prompt.done // RECORD_TOKENS > began // RECORD_TOKENS
-        if full or lasting or prompt.complete:
+        if full or stopped or prompt.complete:
             source = Caches(prompt.caches, self._cache.layout)
-            end = lasting or prompt.complete
-            self._cache.keep(prompt.ids, prompt.done, prompt.namespace, source, end=end, lasting=lasting)
+            self._cache.keep(
+                prompt.ids,
+                prompt.done,
+                prompt.namespace,
+                source,
+                end=stopped or prompt.complete,
+                # A boundary near the end does as well.
+                state=stopped or (prompt.complete and not prompt.boundaries),
+                lasting=prompt.done in prompt.boundaries,
+            )
 
     def hand_over(self, prompt: Prompt, keep: bool) -> list[Row]:
         """The rows of a complete prompt, each with caches of its own; keep: for rows still to come."""

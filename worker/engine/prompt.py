@@ -19,8 +19,8 @@ class Prompt:
 
     cached: how many of them this prompt did not have to prefill. restore: what is coming from the prompt
     cache, None once it is there. follows: another prompt that has this one's first `parts_at` tokens too, and
-    is let go first until there. cuts: positions, ascending, where a chunk must end because a state is kept
-    there.
+    is let go first until there. boundaries: the plan's. cuts: positions, ascending, where a chunk must end
+    because a state is kept there.
     """
 
     def __init__(self, ids: Sequence[int], namespace: str, caches: list[Any]) -> None:
@@ -33,6 +33,7 @@ class Prompt:
         self.restore: Restore | None = None
         self.follows: Prompt | None = None
         self.parts_at = 0
+        self.boundaries: tuple[int, ...] = ()
         self.cuts: list[int] = []
         self.passed_over = 0
         self.token_s = 0.0  # what a token of its last chunk took
