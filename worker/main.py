@@ -159,7 +159,8 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
     began_s = time.perf_counter()
 
     def load_weights() -> Loaded:
-        load.set_memory_limits(launch.memory_limit_bytes)
+        cached_bytes = launch.cache.ram_bytes if launch.cache is not None else 0
+        load.set_memory_limits(launch.memory_limit_bytes + cached_bytes)
         return load.load(folder, lambda done, total: status.send(control.Loading(done, total)))
 
     engine = Engine(
@@ -212,6 +213,6 @@ async def _heartbeat(engine: Engine, status: StatusPipe) -> NoReturn:
 
     while True:
         counters, cache = engine.counters, engine.cache
-        told = None if cache is None else control.summarise(cache.stats(), cache.ssd_stats())
+        told = None if cache is None else control.summarise(cache.stats(), cache.ssd_stats(longest=False))
         status.send(control.Heartbeat(engine.progress, engine.pending, counters.tokens, told))
         await asyncio.sleep(control.HEARTBEAT_INTERVAL_S)

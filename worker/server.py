@@ -55,6 +55,9 @@ WARNING_CHARS = 1000
 # A drain without a time-out of its own: the pool's default drain_timeout.
 DRAIN_TIMEOUT_S = 120.0
 
+# Of a drain's time, what is kept for writing: the most that memory holds takes a few seconds.
+WRITING_S, WRITING_SHARE = 20.0, 0.25
+
 # The id the parent gave, or one of our own: of the request that this task handles.
 _REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="-")
 
@@ -154,8 +157,10 @@ class Server:
         began_s = time.perf_counter()
         timeout_s = _timeout_s(request)
         self._draining = True
+        # Answers that would take all of it leave something to write what is there.
+        answers_s = timeout_s - min(WRITING_S, timeout_s * WRITING_SHARE)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(answers_s):
                 await self._idle.wait()
         except TimeoutError:
             pass
@@ -174,7 +179,7 @@ class Server:
             share = msgspec.json.decode(await request.read(), type=control.CacheShare)
         except msgspec.MsgspecError as err:
             raise error("invalid_request", f"the body is no share of memory: {err}") from None
-        await durability.set_ram_bytes(self._engine, share.ram_bytes)
+        await durability.set_ram_bytes(self._engine, max(0, share.ram_bytes), self._launch.memory_limit_bytes)
         cache = self._engine.cache
         return _json(control.PromptCacheStats() if cache is None else cache.stats())
 

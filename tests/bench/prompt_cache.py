@@ -1,8 +1,8 @@
 """What a long conversation costs at its next turn, through the port, with the starter model.
 
 Each round has a prefix of its own (about 4,000 tokens) and takes, in turn: its first token cold; the same
-prefix with another last question from memory; that question alone, without the prefix; and, once everything is
-flushed, the worker ended and the files out of the page cache, the prefix with a third question from disk.
+prefix with another last question from memory; that question alone, without the prefix; and, once everything
+is flushed, the worker ended and the files out of the page cache, the prefix with a third question from disk.
 Beside the restore the same files are read by a plain sequential reader, beside the flush as many bytes are
 written by a plain writer, both bypassing what the system has in memory as far as it lets them.
 """
@@ -30,10 +30,11 @@ from tests.bench import common
 
 MODEL = "starter"
 HIT_LIMIT, COLD_LIMIT, TWICE_LIMIT, READ_LIMIT, WRITE_LIMIT = 1.3, 0.1, 2.0, 0.8, 0.7
-WORDS = (
+_TEXT = (
     "river lamp stone garden window letter winter bridge paper music table horse silver morning forest road "
     "island ship market clock valley harbour bread story mountain village door field rain summer"
-).split()
+)
+WORDS = _TEXT.split()
 READ_BYTES = 4 << 20
 
 

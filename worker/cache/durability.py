@@ -7,13 +7,14 @@ import asyncio
 import time
 
 from mlxpool.shared.control import DrainReport
+from mlxpool.worker import load
 from mlxpool.worker.engine.engine import Engine
 
 
 async def flush(engine: Engine, timeout_s: float) -> DrainReport:
-    """Write what is not on disk, for at most that long."""
+    """Write what is not on disk, for at most that long. Where nothing was ever to be on disk, all is well."""
     cache = engine.cache
-    if cache is None:
+    if cache is None or (cache.tier is None and cache.lost_disk is None):
         return DrainReport(durable=True)
     began_s = time.monotonic()
     writer = cache.writer
@@ -36,8 +37,13 @@ async def flush(engine: Engine, timeout_s: float) -> DrainReport:
     )
 
 
-async def set_ram_bytes(engine: Engine, ram_bytes: int) -> None:
-    """Another share of memory: over once no more is held."""
+async def set_ram_bytes(engine: Engine, ram_bytes: int, memory_limit_bytes: int) -> None:
+    """Another share of memory: over once no more is held. memory_limit_bytes: of everything else."""
     cache = engine.cache
     if cache is not None:
-        await engine.call(lambda: cache.set_max_bytes(ram_bytes))
+
+        def change() -> None:
+            cache.set_max_bytes(ram_bytes)
+            load.set_memory_limits(memory_limit_bytes + ram_bytes)
+
+        await engine.call(change)

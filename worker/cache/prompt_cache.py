@@ -14,8 +14,8 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -23,9 +23,12 @@ import numpy as np
 from mlxpool.shared.control import PromptCacheStats, SsdCacheStats
 from mlxpool.shared.kv.record_file import Tensor
 from mlxpool.worker.cache import layers, records
-from mlxpool.worker.cache.layers_memory import alias, dtype_name, dtype_of, empty
+from mlxpool.worker.cache.known import Known
+from mlxpool.worker.cache.layers_memory import alias, dtype_name
 from mlxpool.worker.cache.ram import Gone, Part, RamTier
-from mlxpool.worker.cache.records import Found, Ids, Kind, Layout, Piece, Record
+from mlxpool.worker.cache.records import Found, Ids, Layout, Piece, Record
+from mlxpool.worker.cache.restore import Restore
+from mlxpool.worker.cache.sources import Source
 from mlxpool.worker.cache.ssd import SsdTier
 from mlxpool.worker.cache.ssd_reading import Reading
 from mlxpool.worker.cache.writer import Waiting, Writer
@@ -52,195 +55,10 @@ _STATE_PATIENCE_S = 20.0
 # How often records are looked over for ones that idle.
 _REST_S = 1.0
 
-# Each time that files turn out bad a shorter prefix is looked for.
-_RESTORE_TRIES = 4
-
-
-class Source(Protocol):
-    """Live caches that hold a prefix."""
-
-    def cut(self, start: int, end: int) -> dict[str, mx.array]: ...
-
-    def state(self, length: int) -> tuple[dict[str, mx.array], dict[str, list[int]]]: ...
-
-
-class Caches:
-    """A row's own caches as a Source."""
-
-    def __init__(self, caches: list[Any], layout: Layout) -> None:
-        self._caches, self._layout = caches, layout
-
-    def cut(self, start: int, end: int) -> dict[str, mx.array]:
-        return layers.cut(self._caches, self._layout, start, end)
-
-    def state(self, length: int) -> tuple[dict[str, mx.array], dict[str, list[int]]]:
-        return layers.state(self._caches, self._layout, length)
-
-
-class RowOfCaches:
-    """One row of batch caches as a Source."""
-
-    def __init__(self, caches: list[Any], place: int, layout: Layout) -> None:
-        self._caches, self._place, self._layout = caches, place, layout
-
-    def cut(self, start: int, end: int) -> dict[str, mx.array]:
-        return layers.cut_row(self._caches, self._place, self._layout, start, end)
-
-    def state(self, length: int) -> tuple[dict[str, mx.array], dict[str, list[int]]]:
-        return layers.row_state(self._caches, self._place, self._layout, length)
-
-
-def row_source(caches: list[Any], place: int | None, layout: Layout) -> Source:
-    """A row's caches as a Source. place: where it is in caches that several rows share, None for its own."""
-    return Caches(caches, layout) if place is None else RowOfCaches(caches, place, layout)
-
-
-class _Known:
-    """Memory, what has left it and waits to be written, and disk, in this order."""
-
-    def __init__(self, ram: RamTier, queued: Mapping[Piece, Gone], tier: SsdTier | None) -> None:
-        self._ram, self._queued, self._tier = ram, queued, tier
-
-    def part(self, piece: Piece) -> Part | None:
-        """None where only the disk has it, or nobody."""
-        held = self._ram.part(piece.record.name, piece.kind)
-        if held is None and (gone := self._queued.get(piece)) is not None:
-            return gone.part
-        return held
-
-    def has_slice(self, name: bytes) -> bool:
-        return self._ram.has_slice(name) or self._elsewhere(name, "slice")
-
-    def has_state(self, name: bytes) -> bool:
-        return self._ram.has_state(name) or self._elsewhere(name, "state")
-
-    def _elsewhere(self, name: bytes, kind: Kind) -> bool:
-        if any(piece.record.name == name and piece.kind == kind for piece in list(self._queued)):
-            return True
-        if self._tier is None:
-            return False
-        return self._tier.has_slice(name) if kind == "slice" else self._tier.has_state(name)
-
-    def children(self, parent: bytes) -> Iterable[Record]:
-        seen = set()
-        queued = [piece.record for piece in list(self._queued) if piece.record.parent == parent]
-        on_disk = () if self._tier is None else self._tier.children(parent)
-        for record in (*self._ram.children(parent), *queued, *on_disk):
-            if record.name not in seen:
-                seen.add(record.name)
-                yield record
-
-    def ids(self, record: Record) -> Ids | None:
-        if (held := self._ram.ids(record)) is not None:
-            return held
-        for gone in list(self._queued.values()):
-            if gone.record.name == record.name:
-                return gone.ids
-        return None if self._tier is None else self._tier.ids(record)
-
-
-class Restore:
-    """A prompt's prefix on its way: `advance` until `ready`; then `caches` hold `length` tokens, 0 for none.
-
-    Engine thread only.
-    """
-
-    def __init__(self, cache: PromptCache, ids: Ids, namespace: str) -> None:
-        self.length = 0
-        self.caches: list[Any] | None = None
-        self.ready = False
-        self._cache, self._ids, self._namespace = cache, ids, namespace
-        self._found: Found | None = None
-        self._parts: dict[Piece, Part] = {}
-        self._reading: Reading | None = None
-        self._tries = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._tries += 1
-        cache = self._cache
-        self._found = found = (
-            cache.find(self._ids, self._namespace) if self._tries <= _RESTORE_TRIES else None
-        )
-        if found is None:
-            self.ready = True
-            return
-        pieces = [Piece(record, "slice") for record in found.records]
-        if found.state is not None:
-            pieces.append(Piece(found.state, "state"))
-        # Held from here on, whatever leaves memory meanwhile.
-        self._parts = {piece: part for piece in pieces if (part := cache.known.part(piece)) is not None}
-        missing = [piece for piece in pieces if piece not in self._parts]
-        if missing:
-            assert cache.tier is not None
-            self._reading = cache.tier.begin(missing, cache.wake)
-            cache.readings.append(self._reading)
-        self.advance()
-
-    def advance(self) -> None:
-        """Go on as far as is possible now."""
-        reading = self._reading
-        if self.ready:
-            return
-        if reading is not None and reading.phase == "allocate":
-            self._allocate(reading)
-        if reading is None or reading.phase == "done":
-            self._finish(reading)
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more."""
-        if self._reading is not None:
-            self._reading.cancel()
-            self._cache.readings.remove(self._reading)
-            self._reading = None
-        self.ready = True
-        self._parts = {}
-
-    def _allocate(self, reading: Reading) -> None:
-        buffers: dict[Piece, dict[str, np.ndarray[Any, Any]]] = {}
-        needed_bytes = sum(
-            tensor.bytes for head in reading.heads.values() for tensor in head.tensors.values()
-        )
-        self._cache.make_room(needed_bytes)
-        for piece, head in reading.heads.items():
-            arrays = {
-                name: empty(dtype_of(tensor.dtype), tensor.shape) for name, tensor in head.tensors.items()
-            }
-            self._parts[piece] = Part(arrays, head.scalars)
-            buffers[piece] = {name: alias(array) for name, array in arrays.items()}
-        reading.fill(buffers)
-
-    def _finish(self, reading: Reading | None) -> None:
-        cache, found = self._cache, self._found
-        assert found is not None
-        self._reading = None
-        if reading is not None:
-            cache.readings.remove(reading)
-            cache.read(reading)
-            for piece, head in reading.heads.items():
-                if piece in reading.bad:
-                    self._parts.pop(piece, None)
-                else:
-                    ids = np.array(head.ids, dtype=np.uint32)
-                    cache.ram.add(piece.record, ids, piece.kind, self._parts[piece])
-            if reading.bad:
-                self._begin()
-                return
-        try:
-            self.caches = cache.put_together(found, self._parts, len(self._ids))
-            self.length = found.length
-        except Exception:
-            # Files that agree with all their hashes and still make no caches: not to be tried again.
-            traceback.print_exc()
-            cache.reject(list(self._parts))
-        cache.used(found)
-        self._parts = {}
-        self.ready = True
-
 
 class PromptCache:
     """One model's. tier, writer: None for memory alone. wake: makes the engine look again. idle_demote_s:
-    None for never."""
+    None for never. lost_disk: why there is no tier on disk where one was asked for."""
 
     def __init__(
         self,
@@ -251,15 +69,17 @@ class PromptCache:
         tier: SsdTier | None = None,
         writer: Writer | None = None,
         idle_demote_s: float | None = None,
+        lost_disk: str | None = None,
     ) -> None:
         self.layout, self.ram, self.tier, self.wake = layout, ram, tier, wake
         self._make_cache = make_cache
         self.writer = writer
         self._idle_demote_s = idle_demote_s
+        self.lost_disk = lost_disk
         self._unwritten: deque[Gone] = deque()
         self._later: deque[tuple[float, Gone]] = deque()  # states, and when they are to be written
         self._queued: dict[Piece, Gone] = {}  # the writer's thread takes out of it
-        self.known = _Known(ram, self._queued, tier)
+        self.known = Known(ram, self._queued, tier)
         self.readings: list[Reading] = []
         self._read_progress = 0
         self._looked_s = 0.0
@@ -517,11 +337,12 @@ class PromptCache:
             cached_tokens=self.cached_tokens,
         )
 
-    def ssd_stats(self) -> SsdCacheStats | None:
-        """None where there is no tier on disk."""
+    def ssd_stats(self, longest: bool = True) -> SsdCacheStats | None:
+        """None where no tier on disk was asked for. longest: whether to look for the longest prefix too,
+        which takes a walk over all records."""
         tier, writer = self.tier, self.writer
         if tier is None or writer is None:
-            return None
+            return None if self.lost_disk is None else SsdCacheStats(off=self.lost_disk)
         return SsdCacheStats(
             dir=str(tier.folder),
             entries=tier.entries,
@@ -529,6 +350,7 @@ class PromptCache:
             max_bytes=tier.max_bytes,
             restores=tier.restores,
             restore_ms_last=tier.restore_ms_last,
+            restore_ms=tier.restore_ms,
             restored_bytes=tier.restored_bytes,
             rejected=tier.rejected,
             spills=writer.spills,
@@ -537,6 +359,6 @@ class PromptCache:
             pending_bytes=writer.pending_bytes,
             dropped=writer.dropped,
             failed=writer.failed,
-            longest_durable_prefix_tokens=tier.longest_prefix_tokens,
+            longest_durable_prefix_tokens=tier.longest_prefix_tokens if longest else 0,
             off=tier.off or writer.off,
         )

@@ -43,8 +43,8 @@ TOUCH_INTERVAL_S = 60.0
 class SsdTier:
     """off: why nothing is written just now, None while all is well; set by `open` and by the writer.
 
-    restores, restore_ms_last, restored_bytes: readings that brought something. rejected: files that were not
-    what they should be.
+    restores, restore_ms, restore_ms_last, restored_bytes: readings that brought something. rejected: files
+    that were not what they should be.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SsdTier:
         self.folder = root / fingerprint.hash
         self.off: str | None = None
         self.restores = 0
-        self.restore_ms_last = 0.0
+        self.restore_ms_last = self.restore_ms = 0.0
         self.restored_bytes = 0
         self.rejected = 0
         self._about = kv_folder.About(model, fingerprint.hash, fingerprint.about)
@@ -211,6 +211,7 @@ class SsdTier:
                 self.restores += 1
                 self.restored_bytes += reading.bytes
                 self.restore_ms_last = reading.elapsed_ms
+                self.restore_ms += reading.elapsed_ms
 
     def _submit(self, job: Callable[[], None]) -> None:
         try:

@@ -27,7 +27,8 @@ import msgspec
 
 from mlxpool.shared.checkpoint import Checkpoint
 from mlxpool.shared.errors import ApiError, error
-from mlxpool.worker.cache.prompt_cache import PromptCache, row_source
+from mlxpool.worker.cache.prompt_cache import PromptCache
+from mlxpool.worker.cache.sources import row_source
 from mlxpool.worker.engine.admission import KvCost, holds
 from mlxpool.worker.engine.answering import events_of
 from mlxpool.worker.engine.batch import DecodeBatch

@@ -19,8 +19,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxpool.worker.cache.prompt_cache import Caches, PromptCache
+from mlxpool.worker.cache.prompt_cache import PromptCache
 from mlxpool.worker.cache.records import RECORD_TOKENS
+from mlxpool.worker.cache.sources import Caches
 from mlxpool.worker.engine import padded
 from mlxpool.worker.engine.admission import KvCost
 from mlxpool.worker.engine.chunks import ChunkWidth, company, next_turn

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlxpool.worker.cache.prompt_cache import Restore
+from mlxpool.worker.cache.restore import Restore
 from mlxpool.worker.engine.row import Row
 
 
