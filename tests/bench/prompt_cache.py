@@ -56,7 +56,9 @@ def first_token_s(port: int, messages: list[dict[str, str]]) -> tuple[float, dic
             if line.startswith(b"data: {"):
                 chunk = json.loads(line[6:])
                 usage = chunk.get("usage") or usage
-                if not first_s and any(choice["delta"].get("content") for choice in chunk["choices"]):
+                # An answer may end with its first token.
+                said = any(c["delta"].get("content") or c.get("finish_reason") for c in chunk["choices"])
+                if said and not first_s:
                     first_s = time.perf_counter() - began_s
     return first_s, usage
 

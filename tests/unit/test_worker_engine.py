@@ -373,7 +373,7 @@ from mlxpool.worker.load import load
 from mlxpool.worker.request.plan import Plan, Sampling
 
 class Broken(ChunkWidth):
-    def end(self, start, last, token_s):
+    def end(self, start, last, alone):
         raise AssertionError("a fault of the loop itself")
 
 async def main():

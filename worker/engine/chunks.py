@@ -1,10 +1,12 @@
 """How wide a prefill chunk is, where it is cut, and whose turn it is. Pure.
 
-A running eval can't be interrupted, so a chunk is what a cancellation, a decode step and another row wait
-for: it should take at most TARGET_S. What width that is depends on the model, the backend and the length
-of the context so far, so the width is measured: a rung of a fixed ladder of powers of two, one step at a
-time. Cuts lie on an absolute grid (multiples of the rung, from position 0), so equal prompts prefilled at
-equal rungs run the same kernels in the same order and give the same bits.
+A running eval can't be interrupted, so a chunk is what a decode step and another row wait for: it should take
+at most TARGET_S. Where no other row is there a cancellation alone waits for it, and it may take ALONE_S: wide
+chunks cost less a token, on a CPU with a long context a third. What width that is depends on the model, the
+backend and the length of the context so far, so it is measured, for each stretch of context by itself: a
+rung of a fixed ladder of powers of two, one step at a time. Cuts lie on an absolute grid (multiples of the
+rung, from position 0), so equal prompts prefilled at equal rungs run the same kernels in the same order and
+give the same bits.
 """
 
 from __future__ import annotations
@@ -14,14 +16,24 @@ from collections.abc import Sequence
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.memory import PREFILL_CHUNK_TOKENS
 
-# What running streams notice as a stutter, and well inside the second that a cancellation may take.
+# What running streams notice as a stutter.
 TARGET_S = 0.4
+
+# Inside the second that a cancellation may take.
+ALONE_S = 0.8
 
 # The lowest are for the end of a long prompt on the CPU: 4 tokens after 6,000 take 0.3 s there.
 LADDER_TOKENS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 # Doubling a chunk at most doubles its time as long as attention is not all of it; a margin for that.
-_GROWTH_LIMIT_S = TARGET_S * 0.45
+_GROWTH_LIMIT = 0.45
+
+# Contexts of one stretch are as dear as each other, within a rung.
+_STRETCH_TOKENS = 1024
+
+# A stretch that begins further from any measured one than the next is taken for dearer, at most by so many
+# rungs: tokens after 4,000 cost six times those at the start on a CPU.
+_UNKNOWN_RUNGS = 3
 
 # Where the search begins: on the CPU a chunk of 64 of a 135M model takes 0.3 s, on a GPU 512 tokens of an
 # 8B model take 20 to 200 ms.
@@ -29,39 +41,47 @@ START_TOKENS: dict[Backend, int] = {"cpu": 64, "metal": 512, "cuda": 1024, "none
 
 
 class ChunkWidth:
-    """The current rung. Owned by the engine thread. `fixed` turns the search off.
+    """The rungs. Owned by the engine thread. `fixed` turns the search off.
 
     The top rung is the width that the memory plan has reserved for.
     """
 
     def __init__(self, backend: Backend, fixed: int | None = None) -> None:
         self._fixed = fixed
-        self._rung = LADDER_TOKENS.index(START_TOKENS[backend])
+        start = LADDER_TOKENS.index(START_TOKENS[backend])
+        # By whether a row is alone, then by stretch.
+        self._rungs: dict[bool, dict[int, int]] = {False: {0: start}, True: {0: start}}
         self._top = LADDER_TOKENS.index(PREFILL_CHUNK_TOKENS[backend])
 
     @property
     def tokens(self) -> int:
-        return self._fixed or LADDER_TOKENS[self._rung]
+        """The width at the start of a prompt, in company."""
+        return self.at(0)
 
-    def end(self, start: int, last: int, token_s: float = 0.0) -> int:
-        """Where a chunk that begins at `start` ends: the next multiple of the width, at most `last`.
+    def at(self, start: int, alone: bool = False) -> int:
+        """The width of a chunk that begins at `start`, in tokens."""
+        return self._fixed or LADDER_TOKENS[self._rung(start // _STRETCH_TOKENS, alone)]
 
-        token_s: seconds a token of this row's last chunk took. Where a long context makes them dear, the row
-        keeps to the rungs it can afford, whatever width short prompts have reached meanwhile.
-        """
-        width = self.tokens
-        if not self._fixed:
-            affordable = [rung for rung in LADDER_TOKENS if rung * token_s <= TARGET_S]
-            width = min(width, max(affordable, default=LADDER_TOKENS[0]))
+    def _rung(self, stretch: int, alone: bool) -> int:
+        rungs = self._rungs[alone]
+        known = max(one for one in rungs if one <= stretch)
+        return max(rungs[known] - min(max(stretch - known - 1, 0), _UNKNOWN_RUNGS), 0)
+
+    def end(self, start: int, last: int, alone: bool = False) -> int:
+        """Where a chunk that begins at `start` ends: the next multiple of the width, at most `last`."""
+        width = self.at(start, alone)
         return min((start // width + 1) * width, last)
 
-    def observe(self, tokens: int, elapsed_s: float) -> None:
-        """A chunk of `tokens` took `elapsed_s`. Shorter ones than the width say nothing about it, unless
-        even they took too long."""
-        if elapsed_s > TARGET_S:
-            self._rung = max(self._rung - 1, 0)
-        elif tokens >= self.tokens and elapsed_s < _GROWTH_LIMIT_S:
-            self._rung = min(self._rung + 1, self._top)
+    def observe(self, start: int, tokens: int, elapsed_s: float, alone: bool = False) -> None:
+        """A chunk of `tokens` that began at `start` took `elapsed_s`. Shorter ones than the width say nothing
+        about it, unless even they took too long."""
+        stretch, target_s = start // _STRETCH_TOKENS, ALONE_S if alone else TARGET_S
+        rung = self._rung(stretch, alone)
+        if elapsed_s > target_s:
+            rung = max(rung - 1, 0)
+        elif tokens >= self.at(start, alone) and elapsed_s < target_s * _GROWTH_LIMIT:
+            rung = min(rung + 1, self._top)
+        self._rungs[alone][stretch] = rung
 
 
 def next_turn(remaining: Sequence[int], passed_over: Sequence[int], width: int) -> int:

@@ -346,11 +346,13 @@ class Engine:
             for done in together:
                 self._hand_over(done, batch, prefills, cost)
             return
-        end = prefills.cut(prompt)
+        # Rows of one prompt wait for the same.
+        alone = not (batch.rows or self._waiting or len(prefills.rows) > len(prompt.rows))
+        end = prefills.cut(prompt, alone)
         try:
             if end > prompt.done:
                 self._prefilled += end - prompt.done
-                prefills.run(prompt, end)
+                prefills.run(prompt, end, alone)
                 self.counters.progress += 1
         except Exception as err:
             self._fail_prompt(prompt, prefills, err)

@@ -219,7 +219,8 @@ class Prefills:
             for prompt in prompts:
                 prompt.alone = True
             return False
-        self._width.observe(len(prompts) * max(one.end for one in prompts), time.perf_counter() - began_s)
+        tokens = len(prompts) * max(one.end for one in prompts)
+        self._width.observe(0, tokens, time.perf_counter() - began_s)
         for prompt, caches in zip(prompts, rows, strict=True):
             prompt.caches, prompt.done, prompt.passed_over = caches, prompt.end, 0
             self._keep(prompt, 0)
@@ -231,21 +232,20 @@ class Prefills:
         untouched = prompt.ready and not prompt.alone and prompt.done == 0 < prompt.end <= longest
         return untouched and not prompt.cuts and not self._followers(prompt)
 
-    def cut(self, prompt: Prompt) -> int:
-        """Where its next chunk ends."""
+    def cut(self, prompt: Prompt, alone: bool) -> int:
+        """Where its next chunk ends. alone: no other row waits for it."""
         parts = [other.parts_at for other in self._followers(prompt)]
         stops = [stop for stop in (*prompt.cuts, *parts, prompt.end) if stop > prompt.done]
-        return self._width.end(prompt.done, min(stops, default=prompt.end), prompt.token_s)
+        return self._width.end(prompt.done, min(stops, default=prompt.end), alone)
 
-    def run(self, prompt: Prompt, end: int) -> None:
+    def run(self, prompt: Prompt, end: int, alone: bool) -> None:
         """Put one chunk through the model. Raises what the model raises."""
         chunk = prompt.ids[prompt.done : end]
         began_s = time.perf_counter()
         self._model(mx.array([chunk], dtype=mx.uint32), cache=prompt.caches)
         mx.eval([cache.state for cache in prompt.caches])
         elapsed_s = time.perf_counter() - began_s
-        self._width.observe(len(chunk), elapsed_s)
-        prompt.token_s = elapsed_s / len(chunk)
+        self._width.observe(prompt.done, len(chunk), elapsed_s, alone)
         began, prompt.done = prompt.done, end
         self._keep(prompt, began)
         self._let_go(prompt)

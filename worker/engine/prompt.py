@@ -36,7 +36,6 @@ class Prompt:
         self.boundaries: tuple[int, ...] = ()
         self.cuts: list[int] = []
         self.passed_over = 0
-        self.token_s = 0.0  # what a token of its last chunk took
         self.alone = False  # a pass that it shared has failed
 
     @property
