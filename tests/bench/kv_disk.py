@@ -167,7 +167,7 @@ def restore(root: Path, items: list[Waiting], verify: bool) -> float:
     begun = time.perf_counter()
     reading = tier.begin([item.piece for item in items], woken.release)
     woken.acquire()
-    reading.fill(buffers)
+    reading.fill(buffers.items())
     woken.acquire()
     took = time.perf_counter() - begun
     if reading.bad or not np.array_equal(buffers[items[-1].piece]["0.keys"], items[-1].buffers["0.keys"]):

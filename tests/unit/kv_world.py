@@ -86,7 +86,7 @@ class Restore:
             if between is not None:
                 between()
             self.arrays = {piece: empty(head) for piece, head in self.reading.heads.items()}
-            self.reading.fill(self.arrays)
+            self.reading.fill(self.arrays.items())
             self.wait()
         assert self.reading.phase == "done"
 

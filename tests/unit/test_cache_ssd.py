@@ -273,7 +273,7 @@ def test_a_cancelled_reading_ends_and_says_so(tmp_path: Path, phase: str) -> Non
     if phase != "heads":
         assert woken.acquire(timeout=PATIENCE_S)
         if phase == "data":
-            reading.fill({piece: empty(head) for piece, head in reading.heads.items()})
+            reading.fill((piece, empty(head)) for piece, head in reading.heads.items())
     reading.cancel()
     reading.cancel()
     deadline = time.monotonic() + PATIENCE_S
@@ -294,7 +294,7 @@ def test_arrays_that_do_not_fit_cost_their_piece_and_no_file(tmp_path: Path) -> 
     arrays[items[0].piece]["0.keys"] = np.empty((2, 299), np.float32)
     arrays[items[1].piece]["0.keys"].flags.writeable = False
     arrays[items[2].piece]["0.keys"] = np.empty((300, 2), np.float32).T
-    reading.fill(arrays)
+    reading.fill(arrays.items())
     assert woken.acquire(timeout=PATIENCE_S)
     assert reading.phase == "done"
     assert reading.bad == {item.piece for item in items[:3]}
@@ -306,7 +306,7 @@ def test_pieces_that_are_not_asked_for_after_all_are_not_read(tmp_path: Path) ->
     woken = threading.Semaphore(0)
     reading = tier.begin([item.piece for item in items], woken.release)
     assert woken.acquire(timeout=PATIENCE_S)
-    reading.fill({items[0].piece: empty(reading.heads[items[0].piece])})
+    reading.fill([(items[0].piece, empty(reading.heads[items[0].piece]))])
     assert woken.acquire(timeout=PATIENCE_S)
     assert (reading.phase, reading.bad, reading.bytes) == ("done", set(), items[0].nbytes)
 
@@ -322,7 +322,7 @@ def test_a_reading_outlives_the_tier_and_whoever_is_woken(tmp_path: Path) -> Non
 
     reading = tier.begin([items[0].piece], wake)
     assert reading.phase == "allocate"
-    reading.fill({items[0].piece: empty(reading.heads[items[0].piece])})
+    reading.fill([(items[0].piece, empty(reading.heads[items[0].piece]))])
     assert (reading.phase, len(calls)) == ("done", 2)
 
 

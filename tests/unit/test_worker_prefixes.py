@@ -1,4 +1,4 @@
-"""What the engine does with prefixes: those in the prompt cache, and those that prompts share on their way."""
+"""What the engine does with prefixes: in the prompt cache, on disk, and shared by prompts on their way."""
 
 from __future__ import annotations
 

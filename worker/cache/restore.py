@@ -7,6 +7,7 @@ bad a shorter prefix is looked for. Engine thread only.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,33 +62,41 @@ class Restore:
         reading = self._reading
         if self.ready:
             return
-        if reading is not None and reading.phase == "allocate":
-            self._allocate(reading)
-        if reading is None or reading.phase == "done":
-            self._finish(reading)
+        try:
+            if reading is not None and reading.phase == "allocate":
+                self._allocate(reading)
+            if reading is None or reading.phase == "done":
+                self._finish(reading)
+        except Exception:
+            # No memory, for one: the prompt is read like a new one.
+            traceback.print_exc()
+            self.cancel()
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""
         if self._reading is not None:
             self._reading.cancel()
-            self._cache.readings.remove(self._reading)
+            if self._reading in self._cache.readings:
+                self._cache.readings.remove(self._reading)
             self._reading = None
         self.ready = True
         self._parts = {}
 
     def _allocate(self, reading: Reading) -> None:
-        buffers: dict[Piece, dict[str, np.ndarray[Any, Any]]] = {}
         needed_bytes = sum(
             tensor.bytes for head in reading.heads.values() for tensor in head.tensors.values()
         )
         self._cache.make_room(needed_bytes)
-        for piece, head in reading.heads.items():
+        reading.fill(self._buffers(reading))
+
+    def _buffers(self, reading: Reading) -> Iterator[tuple[Piece, dict[str, np.ndarray[Any, Any]]]]:
+        """Arrays for one piece after the other: memory that is new takes as long to get as to read into."""
+        for piece, head in list(reading.heads.items()):
             arrays = {
                 name: empty(dtype_of(tensor.dtype), tensor.shape) for name, tensor in head.tensors.items()
             }
             self._parts[piece] = Part(arrays, head.scalars)
-            buffers[piece] = {name: alias(array) for name, array in arrays.items()}
-        reading.fill(buffers)
+            yield piece, {name: alias(array) for name, array in arrays.items()}
 
     def _finish(self, reading: Reading | None) -> None:
         cache, found = self._cache, self._found

@@ -19,7 +19,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -108,27 +108,38 @@ class Reading:
         self._begun = time.perf_counter()
         self._run([partial(self._read_head, piece) for piece in dict.fromkeys(pieces)])
 
-    def fill(self, buffers: Mapping[Piece, Mapping[str, npt.NDArray[Any]]]) -> None:
+    def fill(self, buffers: Iterable[tuple[Piece, Mapping[str, npt.NDArray[Any]]]]) -> None:
         """Reads the data of these pieces into writable, contiguous arrays of their tensors' sizes.
 
-        Pieces left out are not read. One whose arrays don't fit is bad. Does nothing in any other phase.
+        What comes first is read while the next is made ready. Pieces left out are not read. One whose arrays
+        don't fit is bad. Does nothing in any other phase. Raises what the iteration raises; what has been
+        handed over by then is still read.
         """
         with self._lock:
             if self.phase != "allocate":
                 return
             self.phase = "data"
-        jobs: list[Callable[[], None]] = []
-        for piece, arrays in buffers.items():
-            head = self.heads.get(piece)
-            if head is None:
-                continue
-            fitting = _fitting(head, arrays)
-            if fitting is None:
-                self._fail(piece, "forget")
-                continue
-            self._buffers[piece] = fitting
-            jobs += [partial(self._read_data, piece, names) for names in groups(head)]
-        self._run(jobs)
+            self._left = 1  # this call, so that the end is not before the last piece
+        try:
+            for piece, arrays in buffers:
+                self._read_piece(piece, arrays)
+        finally:
+            self._one(lambda: None)
+
+    def _read_piece(self, piece: Piece, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        head = self.heads.get(piece)
+        if head is None:
+            return
+        fitting = _fitting(head, arrays)
+        if fitting is None:
+            self._fail(piece, "forget")
+            return
+        self._buffers[piece] = fitting
+        jobs = [partial(self._read_data, piece, names) for names in groups(head)]
+        with self._lock:
+            self._left += len(jobs)
+        for job in jobs:
+            self._submit(partial(self._one, job))
 
     def cancel(self) -> None:
         """Ends it as soon as no thread reads any more; it is done then, as always."""
