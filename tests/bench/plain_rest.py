@@ -1,6 +1,7 @@
-"""How long the rest of a prompt takes behind a prefix whose keys and values are in place already, and without a
-prefix: the model's own forward passes and one step, nothing else. What any cache has to be compared with,
-because attention over the prefix is paid whatever the prefix cost.
+"""How long the rest of a prompt takes behind a prefix whose keys and values are in place, and without one.
+
+The model's own forward passes and one step, nothing else: what any cache has to be compared with, because
+attention over the prefix is paid whatever the prefix cost.
 
 Prints one JSON line: [seconds behind the prefix, seconds without].
 """
