@@ -230,7 +230,14 @@ async def _traffic(tmp_path: Path, starter_folder: Path, seconds: float) -> None
                 statuses.add((await served.chat(starter_folder.name, prompt, max_tokens=2)).status)
                 turn += 1
 
+        async def flusher() -> None:
+            # Beside running rows records are written slowly; asked for, they are written at once.
+            while time.monotonic() < until_s:
+                await asyncio.sleep(1.0)
+                assert (await served.request("POST", "/api/cache/flush")).status in (200, 503)
+
         clients = [asyncio.ensure_future(client(number)) for number in range(3)]
+        clients.append(asyncio.ensure_future(flusher()))
         while not all(task.done() for task in clients):
             most = max(most, await asyncio.to_thread(_disk_bytes, tmp_path / "home" / "kv"))
             await asyncio.sleep(0.05)
