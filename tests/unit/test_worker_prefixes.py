@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlxpool.shared.control import CacheLaunch
+from mlxpool.worker.cache import durability
 from tests.tools.engine_fixture import Start
 from tests.tools.running_engine import Client, Running, plan, until
 
@@ -183,8 +184,6 @@ async def test_a_restarted_worker_goes_on_from_disk(start: Start, tmp_path: Path
         running = await start(kind, cache=on_disk)
         client, row = running.submit(plan(ids(1, 700), 30, boundaries=(650,)))
         await asyncio.wait_for(client.ended.wait(), 30)
-        from mlxpool.worker.cache import durability
-
         report = await durability.flush(running.engine, 10.0)
         assert report.durable
         assert report.missing == 0
@@ -196,3 +195,21 @@ async def test_a_restarted_worker_goes_on_from_disk(start: Start, tmp_path: Path
         assert (await again.ask(plan(turn))).usage.cached_tokens == 729
         nothing_new = await durability.flush(again.engine, 10.0)
         assert nothing_new.durable
+
+
+async def test_a_smaller_share_of_memory_is_reached_before_it_is_answered(
+    start: Start, tmp_path: Path
+) -> None:
+
+    running = await start(cache=CacheLaunch(1 << 28, str(tmp_path / "kv"), 1 << 30, None, True, 1 << 28))
+    cache = running.engine.cache
+    assert cache is not None
+    assert cache.writer is not None
+    for seed in range(6):
+        await running.ask(plan(ids(seed, 600)))
+    assert cache.ram.bytes > 1_500_000
+    await durability.set_ram_bytes(running.engine, 400_000, 1 << 30)
+    assert cache.ram.bytes <= 400_000
+    assert cache.writer.pending_bytes == 0
+    # What had to go is on disk.
+    assert (await running.ask(plan(ids(0, 600)))).usage.cached_tokens == 599

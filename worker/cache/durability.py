@@ -6,9 +6,14 @@ from __future__ import annotations
 import asyncio
 import time
 
+import mlx.core as mx
+
 from mlxpool.shared.control import DrainReport
 from mlxpool.worker import load
 from mlxpool.worker.engine.engine import Engine
+
+# How long a share may take to shrink: two gigabytes on a slow disk.
+SHRINK_S = 30.0
 
 
 async def flush(engine: Engine, timeout_s: float) -> DrainReport:
@@ -38,12 +43,18 @@ async def flush(engine: Engine, timeout_s: float) -> DrainReport:
 
 
 async def set_ram_bytes(engine: Engine, ram_bytes: int, memory_limit_bytes: int) -> None:
-    """Another share of memory: over once no more is held. memory_limit_bytes: of everything else."""
+    """Another share of memory: over once no more is held, what had to be written first included, or after
+    SHRINK_S. memory_limit_bytes: of everything else."""
     cache = engine.cache
-    if cache is not None:
+    if cache is None:
+        return
 
-        def change() -> None:
-            cache.set_max_bytes(ram_bytes)
-            load.set_memory_limits(memory_limit_bytes + ram_bytes)
+    def change() -> None:
+        cache.set_max_bytes(ram_bytes)
+        load.set_memory_limits(memory_limit_bytes + ram_bytes)
 
-        await engine.call(change)
+    await engine.call(change)
+    if cache.writer is not None and cache.writer.pending_bytes:
+        await asyncio.to_thread(cache.writer.flush, SHRINK_S)
+        # What is written is let go of by the writer's thread; MLX keeps its memory until told.
+        await engine.call(mx.clear_cache)
