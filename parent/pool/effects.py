@@ -50,6 +50,10 @@ RECENT_EVENTS = 200
 SPARE_LOG = ".spare"
 
 
+class CannotLaunch(Exception):
+    """There is nothing to tell a worker to load any more; its text says why."""
+
+
 class PoolEvent(msgspec.Struct, frozen=True):
     """Something that happened to a model. time: unix seconds."""
 
@@ -145,7 +149,7 @@ class PoolEffects:
         listeners: Listeners,
     ) -> None:
         """argv, env: every worker's. cache_bytes: of memory, for the prompts of all. launch: (model, socket
-        path, its share of cache_bytes) → Launch. changed: called after events.
+        path, its share of cache_bytes) → Launch, or raises CannotLaunch. changed: called after events.
         """
         self._argv = argv
         self._env = env
@@ -201,7 +205,13 @@ class PoolEffects:
         """Send the Launch."""
         process = self.workers[worker].process
         share = self.caches.launched(worker)
-        process.go(self._launch(spec.name, str(process.socket), share))
+        try:
+            launch = self._launch(spec.name, str(process.socket), share)
+        except CannotLaunch as err:
+            # As with a spawn that can't: afterwards, and never out of the middle of a decision.
+            self._loop.call_soon(self._load_failed, worker, str(err))
+            return
+        process.go(launch)
 
     def drain(self, worker: int) -> None:
         """Ask the worker to drain, in the background."""
@@ -326,7 +336,10 @@ class PoolEffects:
     async def _report_failure(self, known: Worker) -> None:
         """Wait for the end of a worker that said why it fails; `exited` tells with its last lines."""
         await asyncio.sleep(FAILED_EXIT_WAIT_S)
-        self.scheduler.on_failed(known.number, self._with_tail(known, known.reason or "no reason given"))
+        self._load_failed(known.number, self._with_tail(known, known.reason or "no reason given"))
+
+    def _load_failed(self, worker: int, reason: str) -> None:
+        self.scheduler.on_failed(worker, reason)
         self._changed()
 
     async def _probe(self, known: Worker) -> None:

@@ -12,6 +12,8 @@ current one is dropped, which is what makes late exits and late heartbeats harml
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.shared.units import format_duration, format_size
 
@@ -156,13 +158,19 @@ class Scheduler:
             self._reject_unplaceable()
         self._settle()
 
-    def on_limits(self, limits: Limits) -> None:
-        """Other limits from now on. What a smaller budget no longer holds leaves as it goes idle."""
+    def on_limits(self, limits: Limits, specs: Iterable[ModelSpec] = ()) -> None:
+        """Other limits from now on. What a smaller budget no longer holds leaves as it goes idle.
+
+        specs: of models that have been spoken of, under these limits: who still waits is placed by them.
+        """
         self.limits = limits
+        for spec in specs:
+            self._slot(spec)
         self.spare.spec = ModelSpec(SPARE, limits.spare_bytes, limits.spare_bytes)
         self._wants_spare = limits.spare_bytes > 0
         if not self._wants_spare and self.spare.phase == "starting":
             self._cancel_load(self.spare, "no spare is wanted")
+        self._reject_unplaceable()
         self._settle()
 
     def on_shutdown(self) -> None:
@@ -563,14 +571,17 @@ class Scheduler:
         slot.running.clear()
 
     def _reject_unplaceable(self) -> None:
-        """A new pin may leave no room for ever: those who wait hear it now, not at their time-out."""
+        """A new pin or budget may leave no room for ever: who waits hears it now, not at the time-out."""
         for slot in self.slots.values():
-            if slot.waiting and not slot.alive:
+            loads = slot.told_go and slot.phase in ("starting", "loading", "ready")
+            if slot.waiting and not loads:
                 try:
                     check_fit(slot, self.slots.values(), self.limits.budget_bytes)
                 except ApiError as err:
                     for ticket in list(slot.waiting):
                         self._reject(slot, ticket, err)
+                    if slot.phase == "starting":
+                        self._cancel_load(slot, "there is no room for it any more")
 
     def _slot(self, spec: ModelSpec) -> Slot:
         slot = self.slots.get(spec.name)

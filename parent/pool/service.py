@@ -23,7 +23,7 @@ from mlxpool.shared.memory import OVERHEAD_BYTES
 from mlxpool.shared.trace import FILE_NAME
 
 from .contract import Limits
-from .effects import Grant, Listeners, PoolEffects
+from .effects import CannotLaunch, Grant, Listeners, PoolEffects
 from .footprint import footprint_bytes
 from .prompt_caches import FlushReport
 from .scheduler import Scheduler
@@ -65,6 +65,8 @@ class PoolService:
         self.backend = backend
         self.settings = settings
         self._loop = asyncio.get_running_loop()
+        # By name, with the time until which it is believed. Never dropped: a model that waits for memory is
+        # launched by what is here, also when the library has lost it in the meantime.
         self._specs: dict[str, tuple[float, ModelSpec, LibraryModel, Description]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
@@ -132,6 +134,8 @@ class PoolService:
 
     def _launch(self, name: str, socket: str, cache_bytes: int) -> Launch:
         _, _, model, described = self._specs[name]
+        if described.plan is None:
+            raise CannotLaunch(described.fault or "its folder says nothing of it any more")
         trace = self.settings.home / "logs" / FILE_NAME if self.settings.server.trace else None
         cache = make_cache_launch(self.settings, cache_bytes)
         return make_launch(model, described, socket, str(trace) if trace is not None else None, cache)
@@ -156,13 +160,16 @@ class PoolService:
     def use(self, settings: Settings) -> None:
         """Follow other settings. A live worker that they would serve differently leaves after its tickets."""
         old, self.settings = self.settings, settings
-        self._specs.clear()
         self.effects.drain_timeout_s = settings.pool.drain_timeout
         self.budget = self.library.budget()
         self.effects.caches.resize(self.budget.prompt_cache_bytes)
-        self.scheduler.on_limits(self._limits())
+        slots = self.scheduler.slots
+        told = {name: slot.reserved for name, slot in slots.items() if slot.told_go}
+        here = [model for model in map(self.library.find, slots) if model is not None]
+        specs = {model.name: self.spec(model) for model in here}
+        self.scheduler.on_limits(self._limits(), specs.values())
         keeps_differently = make_cache_launch(old, 0) != make_cache_launch(settings, 0)
-        for name, slot in list(self.scheduler.slots.items()):
+        for name in list(slots):
             model = self.library.find(name)
             if model is None:
                 self.scheduler.on_unload(name)
@@ -170,8 +177,9 @@ class PoolService:
             was = old.model(name)
             if model.settings.pin != was.pin:
                 self.pin(model, model.settings.pin)
-            if slot.told_go and (
-                keeps_differently or _serves_differently(was, model.settings, slot.reserved, self.spec(model))
+            # One that was told only just now was told what the settings say.
+            if name in told and (
+                keeps_differently or _serves_differently(was, model.settings, told[name], specs[name])
             ):
                 self.scheduler.on_unload(name)
                 self._leaving.add(name)

@@ -274,6 +274,91 @@ async def test_a_reload_while_a_model_loads_loses_no_request_and_no_process(tmp_
         assert sorted(live) == sorted(served.worker_pids())
 
 
+@pytest.mark.parametrize(
+    "later",
+    [
+        pytest.param('[pool]\nmemory_budget = "1400MB"\n', id="nothing"),
+        pytest.param(
+            '[pool]\nmemory_budget = "1400MB"\n[cache]\nverify = false\n', id="how prompts are kept"
+        ),
+        pytest.param('[pool]\nmemory_budget = "3GB"\n', id="more memory"),
+        pytest.param('[pool]\nmemory_budget = "1400MB"\n[models."b"]\ncontext = 512\n', id="its context"),
+    ],
+)
+async def test_a_reload_while_a_model_waits_for_room_is_what_it_is_then_loaded_by(tmp_path: Path, later: str):
+    folder = tmp_path / "m"
+    make_scripted_model(folder, "a", weights_bytes=400_000_000, drain_s=1.0)
+    make_scripted_model(folder, "b", weights_bytes=400_000_000)
+    first = '[pool]\nmemory_budget = "1400MB"\n'
+    no_prompts = {"cache.ram": "0"}
+    async with serve(tmp_path, models=folder, scripted=True, config=first, settings=no_prompts) as served:
+        await served.chat("a")
+        waiting = asyncio.create_task(served.chat("b", "q"))
+        await served.until_state("b", "starting")
+        assert await served.state("a") == "draining"
+        assert "changed" in await reload(served, later, "http")
+        assert (await waiting).text == expected_text("b", "q")
+        stats = (await served.request("GET", "/api/models/b/stats")).body
+        assert stats["admission"]["enforced_context"] == (512 if "512" in later else 2048)
+        # It was launched under the settings of now: there is nothing to load it anew for.
+        starts = [event for event in read_events(folder / "b") if event["event"] == "started"]
+        assert len(starts) == 1
+        assert "Traceback" not in served.log()
+
+
+async def test_who_waits_for_a_model_that_the_new_budget_can_not_hold_hears_so(tmp_path: Path):
+    folder = tmp_path / "m"
+    make_scripted_model(folder, "a", weights_bytes=400_000_000, drain_s=1.0)
+    make_scripted_model(folder, "b", weights_bytes=400_000_000)
+    first = '[pool]\nmemory_budget = "1400MB"\n'
+    no_prompts = {"cache.ram": "0"}
+    async with serve(tmp_path, models=folder, scripted=True, config=first, settings=no_prompts) as served:
+        await served.chat("a")
+        waiting = asyncio.create_task(served.chat("b", "q"))
+        await served.until_state("b", "starting")
+        await reload(served, '[pool]\nmemory_budget = "500MB"\n', "http")
+        refused = await waiting
+        assert (refused.status, refused.code) == (400, "model_too_large")
+
+
+async def test_who_waits_for_a_model_that_a_reload_takes_away_is_served_once_more(tmp_path: Path):
+    folder = tmp_path / "m"
+    make_scripted_model(folder, "a", weights_bytes=400_000_000, drain_s=1.0)
+    make_scripted_model(tmp_path / "elsewhere", "b", weights_bytes=400_000_000)
+    first = '[pool]\nmemory_budget = "1400MB"\n'
+    named = f'[models."b"]\npath = "{tmp_path}/elsewhere/b"\n'
+    no_prompts = {"cache.ram": "0"}
+    async with serve(
+        tmp_path, models=folder, scripted=True, config=first + named, settings=no_prompts
+    ) as served:
+        await served.chat("a")
+        waiting = asyncio.create_task(served.chat("b", "q"))
+        await served.until_state("b", "starting")
+        await reload(served, first, "http")
+        assert (await waiting).text == expected_text("b", "q")
+        assert (await served.chat("b", "q")).status == 404
+
+
+async def test_who_waits_for_a_model_whose_files_break_meanwhile_hears_what_is_wrong(tmp_path: Path):
+    folder = tmp_path / "m"
+    make_scripted_model(folder, "a", weights_bytes=400_000_000, drain_s=1.0)
+    make_scripted_model(folder, "b", weights_bytes=400_000_000)
+    first = '[pool]\nmemory_budget = "1400MB"\n'
+    no_prompts = {"cache.ram": "0"}
+    async with serve(tmp_path, models=folder, scripted=True, config=first, settings=no_prompts) as served:
+        await served.chat("a")
+        waiting = asyncio.create_task(served.chat("b", "q"))
+        await served.until_state("b", "starting")
+        (folder / "b" / "config.json").write_text("{")
+        assert "changed" in await reload(served, first, "http")
+        refused = await waiting
+        assert (refused.status, refused.code) == (503, "load_failed")
+        assert "config.json" in refused.body["error"]["message"]
+        await served.until_state("a", "absent")
+        assert (await served.chat("a", "q")).text == expected_text("a", "q")
+        assert "Traceback" not in served.log()
+
+
 async def test_a_lowered_budget_lets_idle_models_go(tmp_path: Path, models: Path):
     async with serve(tmp_path, models=models, scripted=True, config="") as served:
         await served.chat("a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from mlxpool.parent.pool.scheduler import Scheduler
@@ -891,3 +892,38 @@ def test_an_unload_that_is_taken_back_holds_nobody():
     assert held.state == "queued"
     pool.on_keep("a")
     assert held.state == "granted"
+
+
+def test_who_waits_for_room_is_placed_by_what_its_model_takes_now():
+    world = World()
+    pool = world.pool(15)
+    world.load(model("a", 10))
+    ticket = pool.on_request(model("b", 10))
+    assert (pool.slots["a"].phase, pool.slots["b"].phase) == ("draining", "starting")
+    pool.on_limits(msgspec.structs.replace(pool.limits, budget_bytes=25), [model("b", 14)])
+    # Beside a's 10, which are not free yet, there is room for 14 now.
+    assert (pool.slots["b"].told_go, pool.slots["b"].reserved, world.held_bytes) == (True, 14, 24)
+    world.run()
+    assert ticket.state == "done"
+
+
+@pytest.mark.parametrize("phase", ["starting", "stopping", "draining"])
+def test_who_waits_for_what_a_lowered_budget_never_holds_hears_it_now(phase: str):
+    world = World()
+    pool = world.pool(15)
+    world.load(model("a", 10))
+    ticket = pool.on_request(model("b", 10))
+    if phase != "starting":
+        world.run()
+        pool.on_request(model("a", 10))
+        assert pool.slots["b"].phase == "draining"
+        if phase == "stopping":
+            world.step("b")
+        ticket = pool.on_request(model("b", 10))
+    assert pool.slots["b"].phase == phase
+    pool.on_limits(msgspec.structs.replace(pool.limits, budget_bytes=9))
+    assert [(refused, err.code) for refused, err in world.rejected if refused is ticket] == [
+        (ticket, "model_too_large")
+    ]
+    world.run()
+    assert world.held_bytes == 0
