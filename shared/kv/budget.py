@@ -176,16 +176,18 @@ class Budget:
 
 
 class Ledger:
-    """The number, in the hands of who holds the lock."""
+    """The number, while the lock is held. Raises OSError where it is lost and can't be counted."""
 
     def __init__(self, descriptor: int, root: Path) -> None:
         self._descriptor = descriptor
         text = os.pread(descriptor, _DIGITS + 1, 0)
-        self.used = 0
         if len(text) == _DIGITS and text.isdigit():
             self.used = int(text)
-        else:
-            reconcile(self, root)
+            return
+        listing = _count(root)
+        if listing.unread:
+            raise listing.unread[0]
+        self.put(listing.bytes)
 
     def put(self, used: int) -> None:
         """Writes it down. Raises OSError; the number is then as before."""
@@ -195,14 +197,27 @@ class Ledger:
 
 
 def reconcile(ledger: Ledger, root: Path) -> Listing:
-    """Counts the files anew, without what dead writers have left, which is deleted. Raises OSError."""
+    """Counts the files anew, without what dead writers have left, which is deleted. Raises OSError.
+
+    What can't be listed still takes its room: the number is then lowered by what was deleted only.
+    """
+    listing = _count(root)
+    used = listing.bytes
+    if listing.unread:
+        used = max(used, ledger.used - sum(temp.name.bytes for temp in listing.reaped))
+    ledger.put(used)
+    return listing
+
+
+def _count(root: Path) -> Listing:
     listing = list_root(root)
     writing = []
     for temp in listing.unfinished:
         if has_writer(temp) or not _gone(temp.path):
             writing.append(temp)
+        else:
+            listing.reaped.append(temp)
     listing.unfinished = writing
-    ledger.put(listing.bytes)
     return listing
 
 

@@ -18,7 +18,7 @@ import msgspec
 from mlxpool.shared.files import open_regular
 from mlxpool.shared.kv.budget import Budget, Ledger, evict, reconcile
 from mlxpool.shared.kv.eviction import victims
-from mlxpool.shared.kv.listing import Listing, Stored, list_root, model_folders, records_in
+from mlxpool.shared.kv.listing import Listing, Stored, model_folders, records_in
 from mlxpool.shared.kv.names import ABOUT_FILE
 
 # A description is a kilobyte; what is larger is not one.
@@ -91,14 +91,13 @@ def clean(root: Path, max_bytes: int) -> Cleaned:
     if not root.is_dir():
         return Cleaned(0, 0, 0, 0, 0)
     with Budget(root, max_bytes).locked() as ledger:
-        before = list_root(root)
-        foreign = sum(_unlinked(path) for path in before.foreign)
         listing = reconcile(ledger, root)
+        foreign = sum(_unlinked(path) for path in listing.foreign)
         evicted = _shrink(ledger, listing, ledger.used - max_bytes)
         _drop_empty(ledger, root, listing, evicted)
         left = len(listing.records) - len(evicted)
         return Cleaned(
-            unfinished=len(before.unfinished) - len(listing.unfinished),
+            unfinished=len(listing.reaped),
             foreign=foreign,
             evicted=len(evicted),
             entries=left,

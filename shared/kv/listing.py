@@ -49,13 +49,17 @@ class Unfinished(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct):
-    """Everything of ours under a root. about_bytes: what descriptions take, by folder."""
+    """Everything of ours under a root. about_bytes: what descriptions take, by folder. unread: why folders
+    could not be listed to their ends; what is in them is not all here then. reaped: unfinished files that
+    budget.py has deleted since."""
 
     folders: list[str] = []
     records: list[Stored] = []
     unfinished: list[Unfinished] = []
     foreign: list[str] = []
     about_bytes: dict[str, int] = {}
+    unread: list[OSError] = []
+    reaped: list[Unfinished] = []
 
     @property
     def bytes(self) -> int:
@@ -89,12 +93,13 @@ def records_in(root: Path, folder: str) -> list[Stored]:
 
 
 def list_root(root: Path) -> Listing:
-    """All of it; a folder that can't be read is left out. Raises OSError where the root can't be read."""
+    """All of it; of a folder that can't be read, what could be. Raises OSError where the root can't be."""
     listing = Listing()
     for folder in model_folders(root):
         try:
             _list_folder(root, folder, listing)
-        except OSError:
+        except OSError as problem:
+            listing.unread.append(problem)
             continue
         listing.folders.append(folder)
     return listing

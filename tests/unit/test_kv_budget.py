@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -10,9 +11,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mlxpool.shared.kv import folder as kv_folder
 from mlxpool.shared.kv.budget import Budget
 from mlxpool.shared.kv.names import BLOCK_BYTES, FileName, file_name
 from tests.tools import kv_writer
@@ -163,6 +166,66 @@ def test_a_ledger_that_is_too_high_mends_itself_before_anything_is_evicted(tmp_p
     assert put(budget, name("b"), 100)
     assert len(files(tmp_path)) == 2
     assert budget.used() == on_disk(tmp_path)
+
+
+@pytest.fixture
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of folders that can't be listed just now."""
+    names: list[str] = []
+    real = os.scandir
+
+    def scandir(path: Path) -> Any:
+        if Path(path).name in names:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path)
+
+    monkeypatch.setattr("mlxpool.shared.kv.listing.os.scandir", scandir)
+    return names
+
+
+def test_a_folder_that_can_t_be_listed_keeps_its_part_of_the_budget(
+    tmp_path: Path, unreadable: list[str]
+) -> None:
+    budget = Budget(tmp_path, 20 * BLOCK_BYTES)
+    for place in range(12):
+        assert put(budget, name(f"{place}"), BLOCK_BYTES, folder=OTHER)
+    assert put(budget, name("a"), BLOCK_BYTES, used_s=1000)
+    unreadable.append(OTHER)
+    for place in range(12):
+        assert put(budget, name(f"b{place}"), BLOCK_BYTES)
+        assert on_disk(tmp_path) <= budget.used() <= budget.max_bytes
+    unreadable.clear()
+    assert len(files(tmp_path)) == 19, "only what could be seen made room"
+    assert kv_folder.clean(tmp_path, budget.max_bytes).entries == 19
+    assert budget.used() == on_disk(tmp_path)
+
+
+def test_what_a_dead_writer_had_reserved_comes_back_beside_a_folder_that_can_t_be_listed(
+    tmp_path: Path, unreadable: list[str]
+) -> None:
+    budget = Budget(tmp_path, 10 * BLOCK_BYTES)
+    assert put(budget, name("a"), BLOCK_BYTES, folder=OTHER)
+    temp = budget.create(FOLDER, 5 * BLOCK_BYTES).temp
+    assert temp is not None
+    os.close(temp.descriptor)  # as if its writer had ended
+    unreadable.append(OTHER)
+    assert put(budget, name("b"), 8 * BLOCK_BYTES)
+    unreadable.clear()
+    assert budget.used() == on_disk(tmp_path) == 10 * BLOCK_BYTES
+
+
+def test_a_lost_number_is_not_made_up_while_a_folder_can_t_be_listed(
+    tmp_path: Path, unreadable: list[str]
+) -> None:
+    budget = Budget(tmp_path, 100_000)
+    assert put(budget, name("a"), 5000)
+    (tmp_path / "ledger").write_bytes(b"")
+    unreadable.append(FOLDER)
+    with pytest.raises(OSError, match="Too many open files"):
+        budget.create(OTHER, 100)
+    unreadable.clear()
+    assert put(budget, name("b"), 100, folder=OTHER)
+    assert budget.used() == on_disk(tmp_path) == 4 * BLOCK_BYTES
 
 
 def test_a_lock_that_is_never_let_go_of_is_given_up(tmp_path: Path) -> None:
