@@ -10,6 +10,9 @@ reason mends itself before anything is evicted.
 
 What is evicted goes a few percent of the budget at a time, because choosing means listing every file.
 
+Somebody may delete the ledger, as any file of a cache. A lock on one that has lost its name is none: who
+waited for it takes the lock on the new one, who held it gives up the file that it has made, and counts anew.
+
 A lock ends with its process. One whose holder is stopped is waited for and then given up with an OSError:
 the caller stops writing for a while, which is right for every other fault of the disk as well.
 
@@ -41,6 +44,8 @@ LOCK_PATIENCE_S = 5.0
 # Who only deletes need not wait: without the lock the number stays too high, which mends itself.
 REMOVE_PATIENCE_S = 0.2
 _LOCK_POLL_S = 0.002
+# A ledger that is another one each time is no accident; some file systems number a file anew at every look.
+_MAX_REOPENS = 5
 
 _DIGITS = 20
 # Only the user's own: a cache holds what was said.
@@ -86,13 +91,13 @@ class Budget:
                     return Room(None, evicted)
             ledger.put(ledger.used + need)
             try:
-                return Room(self._open(folder, need), evicted)
+                return Room(self._open(ledger, folder, need), evicted)
             except OSError:
                 with contextlib.suppress(OSError):
                     ledger.put(ledger.used - need)
                 raise
 
-    def _open(self, folder: str, need: int) -> Temp:
+    def _open(self, ledger: Ledger, folder: str, need: int) -> Temp:
         (self.root / folder).mkdir(mode=FOLDER_MODE, exist_ok=True)
         if (self.root / folder).is_symlink():
             raise OSError(errno.ELOOP, "the folder is a link", folder)
@@ -100,6 +105,8 @@ class Budget:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not ledger.counts():
+                raise OSError(errno.ESTALE, "the prompt cache's ledger was deleted")
         except OSError:
             os.close(descriptor)
             os.unlink(path)
@@ -160,19 +167,19 @@ class Budget:
     def locked(self, patience_s: float = LOCK_PATIENCE_S) -> Iterator[Ledger]:
         """The ledger, for as long as nobody else has it. Raises OSError."""
         self.root.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        descriptor = os.open(
-            ledger_path(self.root), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE
-        )
+        descriptor = _open_locked(ledger_path(self.root), patience_s)
         try:
-            _lock(descriptor, patience_s)
-            try:
-                yield Ledger(descriptor, self.root)
-            finally:
-                # A process that was forked meanwhile holds the file open too: closing alone would not do.
-                with contextlib.suppress(OSError):
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+            ledger = Ledger(descriptor, self.root)
+            yield ledger
+            counted = ledger.counts()
         finally:
+            # A process that was forked meanwhile holds the file open too: closing alone would not do.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
+        if not counted:
+            with self.locked(patience_s) as anew:
+                reconcile(anew, self.root)
 
 
 class Ledger:
@@ -180,6 +187,7 @@ class Ledger:
 
     def __init__(self, descriptor: int, root: Path) -> None:
         self._descriptor = descriptor
+        self._path = ledger_path(root)
         text = os.pread(descriptor, _DIGITS + 1, 0)
         if len(text) == _DIGITS and text.isdigit():
             self.used = int(text)
@@ -188,6 +196,10 @@ class Ledger:
         if listing.unread:
             raise listing.unread[0]
         self.put(listing.bytes)
+
+    def counts(self) -> bool:
+        """Whether it is still the one that everybody looks at. Raises OSError."""
+        return _is_at(self._descriptor, self._path)
 
     def put(self, used: int) -> None:
         """Writes it down. Raises OSError; the number is then as before."""
@@ -239,8 +251,29 @@ def _gone(path: str) -> bool:
     return True
 
 
-def _lock(descriptor: int, patience_s: float) -> None:
+def _open_locked(path: Path, patience_s: float) -> int:
     deadline = time.monotonic() + patience_s
+    for _ in range(_MAX_REOPENS):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            _lock(descriptor, deadline)
+            if _is_at(descriptor, path):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise OSError(errno.ESTALE, "the prompt cache's ledger is another file each time")
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _lock(descriptor: int, deadline: float) -> None:
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,76 @@ def test_a_lock_that_is_never_let_go_of_is_given_up(tmp_path: Path) -> None:
             pass
         assert budget.remove(tmp_path / FOLDER / file_name(name("a"))), "deleting needs no lock"
     assert budget.used() == 2 * BLOCK_BYTES, "too high, never too low"
+
+
+def instead(monkeypatch: pytest.MonkeyPatch, call: str, do: Callable[[], object]) -> None:
+    """Has this done once, just before that call of budget.py."""
+    path = f"mlxpool.shared.kv.budget.{call}"
+    real = pkgutil.resolve_name(path)
+    due = [do]
+
+    def first(*args: Any) -> Any:
+        if due:
+            due.pop()()
+        return real(*args)
+
+    monkeypatch.setattr(path, first)
+
+
+def test_who_waited_for_a_ledger_that_was_deleted_meanwhile_takes_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = Budget(tmp_path, 100_000)
+    assert put(budget, name("a"), 100)
+
+    def replace() -> None:
+        (tmp_path / "ledger").unlink()
+        assert put(Budget(tmp_path, 100_000), name("b"), 5000)
+
+    instead(monkeypatch, "fcntl.flock", replace)
+    assert put(budget, name("c"), 9000)
+    assert budget.used() == on_disk(tmp_path) == 7 * BLOCK_BYTES
+
+
+def test_two_holders_of_a_deleted_and_a_new_ledger_never_pass_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = Budget(tmp_path, 10 * BLOCK_BYTES)
+    assert put(budget, name("a"), 100)
+
+    def replace() -> None:
+        (tmp_path / "ledger").unlink()
+        assert put(Budget(tmp_path, 10 * BLOCK_BYTES), name("b"), 6 * BLOCK_BYTES, folder=OTHER)
+
+    instead(monkeypatch, "temp_name", replace)
+    with pytest.raises(OSError, match="ledger was deleted"):
+        budget.create(FOLDER, 6 * BLOCK_BYTES)
+    assert len(files(tmp_path)) == 2, "nothing is left of the one that gave up"
+    assert budget.used() == on_disk(tmp_path) == 8 * BLOCK_BYTES
+
+
+def test_what_changed_under_a_ledger_that_was_deleted_is_in_the_new_one(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 100_000)
+    assert put(budget, name("a"), 100)
+    with budget.locked() as ledger:
+        (tmp_path / "ledger").unlink()
+        assert Budget(tmp_path, 100_000).used() == 2 * BLOCK_BYTES
+        # As a renaming would have it that fell between two looks of the one who has counted.
+        (tmp_path / FOLDER / file_name(name("b"))).write_bytes(b"x" * 5000)
+        ledger.put(4 * BLOCK_BYTES)
+    assert budget.used() == on_disk(tmp_path) == 4 * BLOCK_BYTES
+
+
+def test_a_ledger_that_is_another_file_at_every_look_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = Budget(tmp_path, 100_000)
+    assert put(budget, name("a"), 100)
+    monkeypatch.setattr("mlxpool.shared.kv.budget.os.path.samestat", lambda *_: False)
+    before = len(os.listdir("/dev/fd"))
+    with pytest.raises(OSError, match="another file each time"):
+        budget.used()
+    assert len(os.listdir("/dev/fd")) == before
 
 
 def test_a_linked_folder_is_not_written_to(tmp_path: Path) -> None:
