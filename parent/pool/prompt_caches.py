@@ -164,7 +164,7 @@ class PromptCaches:
             return DrainReport(durable=False, elapsed_ms=round((time.monotonic() - begun) * 1000, 3))
 
     async def _report(self, worker: int, path: str, timeout_s: float) -> DrainReport:
-        body = await self._ask(worker, f"{path}?timeout_s={timeout_s:g}", timeout_s + REPORT_MARGIN_S)
+        body = await self._ask(worker, f"{path}?timeout_s={timeout_s:.3f}", timeout_s + REPORT_MARGIN_S)
         return msgspec.json.decode(body, type=DrainReport)
 
     async def _ask(self, worker: int, target: str, timeout_s: float, body: bytes = b"") -> bytes:

@@ -152,6 +152,20 @@ async def test_a_drain_says_what_it_saved(tmp_path: Path, models: Path):
         assert (await metrics(served))['mlxpool_drains_total{durable="true"}'] == "1.0"
 
 
+@pytest.mark.parametrize("drain_timeout", ["20d", "150ms", "0.00001"])
+async def test_a_drain_may_be_given_any_time(tmp_path: Path, models: Path, drain_timeout: str):
+    settings = {"pool.drain_timeout": drain_timeout}
+    async with serve(tmp_path, models=models, scripted=True, settings=settings) as served:
+        await served.chat("a", "one")
+        flushed = await served.request("POST", "/api/cache/flush")
+        assert (flushed.status, flushed.body["flushed"]) == (200, 1)
+        await served.chat("a", "two")
+        await served.request("POST", "/api/models/a/unload")
+        await served.until_state("a", "absent")
+        (stopped,) = await events(served, "stop")
+        assert stopped["detail"].endswith("all prompts are on disk (1 record written)")
+
+
 async def test_a_drain_that_is_not_durable_says_how_much_is_missing(tmp_path: Path):
     models = tmp_path / "m"
     make_scripted_model(models, "a", cache_missing=2)
