@@ -41,7 +41,7 @@ _SLACK_SHARE = 32
 
 # A holder lists and deletes for a fraction of a second; one that takes longer is stopped.
 LOCK_PATIENCE_S = 5.0
-# Who only deletes need not wait: without the lock the number stays too high, which mends itself.
+# Who only deletes need not wait.
 REMOVE_PATIENCE_S = 0.2
 _LOCK_POLL_S = 0.002
 # A ledger that is another one each time is no accident; some file systems number a file anew at every look.
@@ -132,21 +132,18 @@ class Budget:
         return self._unlink(str(path), None)
 
     def _unlink(self, path: str, counted: int | None) -> bool:
-        try:
-            with self.locked(REMOVE_PATIENCE_S) as ledger:
-                size = blocks(os.lstat(path).st_size) if counted is None else counted
-                os.unlink(path)
-                ledger.put(ledger.used - size)
-                return True
-        except FileNotFoundError:
-            return False
-        except OSError:
-            pass
-        try:
+        gone = False
+        # Without the ledger the number stays too high, which mends itself.
+        with contextlib.suppress(OSError), self.locked(REMOVE_PATIENCE_S) as ledger:
+            size = blocks(os.lstat(path).st_size) if counted is None else counted
             os.unlink(path)
-        except OSError:
-            return False
-        return True
+            gone = True
+            ledger.put(ledger.used - size)
+        if not gone:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                gone = True
+        return gone
 
     def used(self) -> int:
         """What the ledger says. Raises OSError."""

@@ -310,6 +310,24 @@ def test_a_ledger_that_is_another_file_at_every_look_is_given_up(
     assert len(os.listdir("/dev/fd")) == before
 
 
+def test_a_record_was_deleted_also_where_its_room_can_t_be_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = Budget(tmp_path, 100_000)
+    assert put(budget, name("a"), 100)
+    path = tmp_path / FOLDER / file_name(name("a"))
+
+    def refuse(*args: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mlxpool.shared.kv.budget.os.pwrite", refuse)
+        assert budget.remove(path)
+    assert not path.exists()
+    assert not budget.remove(path)
+    assert budget.used() == 2 * BLOCK_BYTES, "too high, never too low"
+
+
 def test_a_linked_folder_is_not_written_to(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
