@@ -200,6 +200,8 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
     sys.stderr.flush()
     await stopped
     heartbeat.cancel()
+    # What was counted since the last one, a drain's writes above all.
+    _beat(engine, status)
     engine.stop()
     await server.close()
     return 0
@@ -212,7 +214,13 @@ async def _heartbeat(engine: Engine, status: StatusPipe) -> NoReturn:
     from mlxpool.shared import control
 
     while True:
-        counters, cache = engine.counters, engine.cache
-        told = None if cache is None else control.summarise(cache.stats(), cache.ssd_stats(longest=False))
-        status.send(control.Heartbeat(engine.progress, engine.pending, counters.tokens, told))
+        _beat(engine, status)
         await asyncio.sleep(control.HEARTBEAT_INTERVAL_S)
+
+
+def _beat(engine: Engine, status: StatusPipe) -> None:
+    from mlxpool.shared import control
+
+    counters, cache = engine.counters, engine.cache
+    told = None if cache is None else control.summarise(cache.stats(), cache.ssd_stats(longest=False))
+    status.send(control.Heartbeat(engine.progress, engine.pending, counters.tokens, told))

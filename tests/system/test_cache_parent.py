@@ -347,6 +347,18 @@ async def test_metrics_count_over_the_workers_of_a_model(tmp_path: Path, models:
         assert (await served.worker("a") or {})["cache"]["misses"] == 1
 
 
+async def test_what_a_drain_writes_is_counted(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        for prompt in ("one", "two", "three"):
+            await served.chat("a", prompt)
+        await served.request("POST", "/api/models/a/unload")
+        await served.until_state("a", "absent")
+        found = await metrics(served)
+        assert found['mlxpool_ssd_cache_spills_total{model="a"}'] == "3.0"
+        assert found['mlxpool_prompt_cache_misses_total{model="a"}'] == "3.0"
+        assert found['mlxpool_ssd_cache_pending{model="a"}'] == "0.0"
+
+
 async def test_why_nothing_is_written_is_shown(tmp_path: Path):
     models = tmp_path / "m"
     make_scripted_model(models, "a", cache_off="no space left on device")

@@ -90,6 +90,22 @@ def test_heartbeats_show_progress_and_nothing_pending_when_idle(tiny: TinyModels
         assert beats[-1].tokens == worker.stats()["tokens"]
 
 
+def test_the_last_heartbeat_tells_all_that_was_done(tiny: TinyModels) -> None:
+    with WorkerProcess(tiny("llama")).ready() as worker:
+        answer = worker.chat("hello", max_tokens=5, temperature=0)
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(GONE_WITHIN_S) == 0
+
+        def told() -> int:
+            beats = [status for status in worker.statuses if isinstance(status, control.Heartbeat)]
+            return beats[-1].tokens
+
+        deadline = time.monotonic() + 1
+        while told() != answer["usage"]["completion_tokens"]:
+            assert time.monotonic() < deadline, f"it tells {told()} tokens"
+            time.sleep(0.01)
+
+
 @pytest.mark.parametrize("moment", ["starting", "imported", "serving"])
 def test_a_closed_tether_ends_the_worker(tiny: TinyModels, moment: str) -> None:
     with WorkerProcess(tiny("llama")) as worker:

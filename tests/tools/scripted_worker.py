@@ -93,6 +93,7 @@ class ScriptedWorker:
         self._script = Script()
         self._socket = ""
         self._is_ready = False
+        self._engine: Engine | None = None
         self.launched: asyncio.Future[Launch] = self._loop.create_future()
         self.life = Life(name)
 
@@ -119,7 +120,7 @@ class ScriptedWorker:
 
         weights = Path(launch.path) / "model.safetensors"
         weights_bytes = weights.stat().st_size if weights.exists() else 0
-        engine = Engine(launch, script, weights_bytes, self)
+        engine = self._engine = Engine(launch, script, weights_bytes, self)
         heartbeats = self._loop.create_task(self._heartbeats(engine))
         await self._load(script, engine, weights_bytes)
         if script.fail_load:
@@ -201,6 +202,8 @@ class ScriptedWorker:
     def _terminated(self) -> None:
         self.life.record("term")
         if not self._script.ignore_sigterm:
+            if self._engine is not None and not self._script.stop_heartbeats:
+                self._beat(self._engine)
             self.exit(0, why="term")
 
     async def _load(self, script: Script, engine: Engine, weights_bytes: int) -> None:
@@ -237,10 +240,11 @@ class ScriptedWorker:
 
     async def _heartbeats(self, engine: Engine) -> None:
         while not (self._script.stop_heartbeats and self._is_ready):
-            pending = engine.pending
-            cache = engine.cache.summary
-            self._say(Heartbeat(engine.progress, pending, engine.tokens, cache))
+            self._beat(engine)
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+
+    def _beat(self, engine: Engine) -> None:
+        self._say(Heartbeat(engine.progress, engine.pending, engine.tokens, engine.cache.summary))
 
 
 def watch_tether(fd: int, worker: ScriptedWorker, loop: asyncio.AbstractEventLoop) -> None:
