@@ -26,6 +26,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -113,15 +114,19 @@ class Budget:
             raise
         return Temp(path, descriptor, need)
 
-    def publish(self, temp: Temp, name: str) -> None:
-        """Gives a written file its name; one that has it already stays, and this one goes. Raises OSError."""
+    def publish(self, temp: Temp, name: str, *, replace: bool = False) -> None:
+        """Gives a written file its name. One that has it already stays, and this one goes, unless that one is
+        to be replaced. Raises OSError."""
         target = os.path.join(os.path.dirname(temp.path), name)
         with self.locked() as ledger:
-            if os.path.lexists(target):
+            before = _status(target)
+            if before is not None and not replace:
                 os.unlink(temp.path)
                 ledger.put(ledger.used - temp.bytes)
-            else:
-                os.rename(temp.path, target)
+                return
+            os.rename(temp.path, target)
+            if before is not None and stat.S_ISREG(before.st_mode):
+                ledger.put(ledger.used - blocks(before.st_size))
 
     def discard(self, temp: Temp) -> None:
         """Deletes an unfinished file and gives back what it had reserved. Raises no OSError."""
@@ -235,6 +240,13 @@ def evict(ledger: Ledger, chosen: list[Stored]) -> list[Stored]:
     gone = [stored for stored in chosen if _gone(stored.path)]
     ledger.put(ledger.used - sum(stored.bytes for stored in gone))
     return gone
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
 
 
 def _gone(path: str) -> bool:

@@ -64,16 +64,21 @@ class FolderUse(msgspec.Struct, frozen=True):
 
 
 def describe(budget: Budget, about: About) -> None:
-    """Writes a model's description if it has none. Raises OSError; without room for it there is none."""
-    if (budget.root / about.fingerprint / ABOUT_FILE).exists():
+    """Writes a model's description if what its folder says is anything else: it may have been pruned away, be
+    torn, or be by a name that the model had before. Raises OSError; without room for it there is none."""
+    if _about(budget.root / about.fingerprint) == about:
         return
     text = msgspec.json.format(msgspec.json.encode(about)) + b"\n"
     temp = budget.create(about.fingerprint, len(text)).temp
     if temp is None:
         return
     try:
-        os.write(temp.descriptor, text)
-        budget.publish(temp, ABOUT_FILE)
+        while text:
+            text = text[os.write(temp.descriptor, text) :]
+        budget.publish(temp, ABOUT_FILE, replace=True)
+    except IsADirectoryError:
+        # Somebody's own; the records are as good without.
+        budget.discard(temp)
     except OSError:
         budget.discard(temp)
         raise
@@ -181,8 +186,13 @@ def _unlinked(path: str) -> bool:
 
 def _model(folder: Path) -> str:
     """The model that a folder says it belongs to."""
+    about = _about(folder)
+    return "" if about is None else about.model
+
+
+def _about(folder: Path) -> About | None:
     try:
         with open_regular(folder / ABOUT_FILE) as file:
-            return msgspec.json.decode(file.read(_MAX_ABOUT_BYTES), type=About).model
+            return msgspec.json.decode(file.read(_MAX_ABOUT_BYTES), type=About)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return ""
+        return None

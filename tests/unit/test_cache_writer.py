@@ -269,14 +269,18 @@ class Failing:
         """A plain function: in a class it is a method, as what it replaces may be."""
 
         def call(*args: Any, **more: Any) -> Any:
-            # Letting go of a lock is repeated by the closing that follows.
-            self.count += not (self.real.__name__ == "flock" and args[1] == fcntl.LOCK_UN)
+            self.count += not self.spared(*args)
             if self.count == self.at:
                 self.at = -1
                 raise OSError(errno.ENOSPC, "No space left on device")
             return self.real(*args, **more)
 
         return call
+
+    def spared(self, *args: Any) -> bool:
+        """Letting go of a lock is repeated by the closing that follows; a full disk refuses no reading."""
+        name = self.real.__name__
+        return (name == "flock" and args[1] == fcntl.LOCK_UN) or (name == "open" and not args[1] & os.O_CREAT)
 
 
 def resolve(path: str) -> Any:

@@ -12,6 +12,7 @@ from mlxpool.shared.kv import folder as kv_folder
 from mlxpool.shared.kv.budget import Budget
 from mlxpool.shared.kv.names import BLOCK_BYTES, temp_name
 from mlxpool.shared.kv.record_file import RecordError, verify
+from mlxpool.worker.cache.ssd import SsdTier
 from tests.unit.kv_world import (
     MARK,
     OTHER_MARK,
@@ -60,17 +61,69 @@ def test_a_scan_tells_each_models_part_last_used_first(tmp_path: Path) -> None:
     assert (other.model, other.entries) == ("another", 1)
 
 
-@pytest.mark.parametrize("about", [b"", b"\xff", b"[1]", b'{"model": 3}', None])
-def test_a_broken_description_costs_the_name_alone(tmp_path: Path, about: bytes | None) -> None:
-    written(tmp_path, tokens(10))
-    path = tmp_path / MARK.hash / "about.json"
+BROKEN = [b"", b"\xff", b"[1]", b'{"model": 3}', b"x" * 10_000, None]
+
+
+def break_description(root: Path, about: bytes | None) -> None:
+    """Has a model's folder say this; a pipe for None."""
+    path = root / MARK.hash / "about.json"
     path.unlink()
     if about is None:
         os.mkfifo(path)
     else:
         path.write_bytes(about)
+    (root / "ledger").unlink()
+
+
+@pytest.mark.parametrize("about", BROKEN)
+def test_a_broken_description_costs_the_name_alone_until_it_is_mended(
+    tmp_path: Path, about: bytes | None
+) -> None:
+    written(tmp_path, tokens(10))
+    break_description(tmp_path, about)
     (use,) = kv_folder.scan(tmp_path)
     assert (use.model, use.entries) == ("", 1)
+    tier = open_tier(tmp_path)
+    write(tier, [waiting(*chain(tokens(10, 500))[0])])
+    (use,) = kv_folder.scan(tmp_path)
+    assert (use.model, use.entries) == ("a model", 2)
+    assert tier.budget.used() == on_disk(tmp_path)
+
+
+def test_a_model_that_was_renamed_says_so_from_its_load_on(tmp_path: Path) -> None:
+    written(tmp_path, tokens(10))
+    tier = SsdTier(tmp_path, MARK, "its new name", PLENTY, True)
+    tier.open()
+    tier._readers.shutdown()
+    assert [(use.model, use.entries) for use in kv_folder.scan(tmp_path)] == [("its new name", 1)]
+    assert kv_folder.prune(tmp_path, model="a model").entries == 0
+    assert tier.budget.used() == on_disk(tmp_path)
+
+
+def test_a_load_of_a_model_that_has_nothing_on_disk_makes_no_folder(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier._readers.shutdown()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_description_written_in_small_pieces_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+    monkeypatch.setattr(
+        "mlxpool.shared.kv.folder.os.write", lambda descriptor, text: real(descriptor, text[:7])
+    )
+    kv_folder.describe(Budget(tmp_path, PLENTY), kv_folder.About("a model", MARK.hash, MARK.about))
+    assert [use.model for use in kv_folder.scan(tmp_path)] == ["a model"]
+
+
+def test_a_folder_in_the_place_of_a_description_stays(tmp_path: Path) -> None:
+    somebodys = tmp_path / MARK.hash / "about.json" / "precious"
+    somebodys.mkdir(parents=True)
+    tier, (item,) = written(tmp_path, tokens(10))
+    assert somebodys.exists()
+    assert tier.has(item.piece)
+    assert tier.budget.used() == on_disk(tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_empty_and_is_not_made(tmp_path: Path) -> None:

@@ -83,6 +83,13 @@ class SsdTier:
             found = []
         found.sort(key=lambda stored: (stored.used_s, -stored.file.start))
         self._index.replace([(_record(stored), stored.file.kind, stored.bytes) for stored in found])
+        if found:
+            # A model may have a new name, and one that only reads must say so too: else a prune takes it all.
+            self._submit(self._describe)
+
+    def _describe(self) -> None:
+        with contextlib.suppress(OSError):
+            self.describe()
 
     def close(self) -> None:
         """Lets the reader threads end; readings that are under way end first."""
@@ -171,8 +178,7 @@ class SsdTier:
         self.budget.remove(self.path(piece))
 
     def describe(self) -> None:
-        """Says in the model's folder whose it is, if it doesn't by now: it may have been pruned away. Raises
-        OSError."""
+        """Says in the model's folder whose it is, if it doesn't by now. Raises OSError."""
         kv_folder.describe(self.budget, self._about)
 
     def wrote(self, piece: Piece, ids: Ids, size_bytes: int) -> None:
