@@ -91,6 +91,7 @@ class Writer:
         self._queue: deque[_Item] = deque()
         self._waiting_bytes = 0
         self._by_piece: dict[Piece, _Item] = {}
+        self._telling: list[_Item] = []
         self._flushes = 0
         self._closed = False
         self._retry_at = float("-inf")
@@ -155,7 +156,7 @@ class Writer:
         Blocks: for an executor's thread.
         """
         with self._changed:
-            items = list(self._by_piece.values())
+            items = [*self._by_piece.values(), *self._telling]
             self._flushes += 1
             self._changed.notify_all()
             try:
@@ -240,18 +241,21 @@ class Writer:
             return self._take_all()
 
     def _settle(self, item: _Item, written: bool) -> None:
-        """Tells about a piece, then lets go of it."""
-        with contextlib.suppress(Exception):
-            self._wrote(item.waiting.piece, written)
+        """Lets go of a piece, then tells about it: who is told may offer it again at once."""
         with self._changed:
-            item.settled = written
             if self._by_piece.get(item.waiting.piece) is item:
                 del self._by_piece[item.waiting.piece]
                 self._waiting_bytes -= item.size_bytes
+            self._telling.append(item)
+        with contextlib.suppress(Exception):
+            self._wrote(item.waiting.piece, written)
+        with self._changed:
+            self._telling.remove(item)
+            item.settled = written
             self._changed.notify_all()
 
     def _write(self, waiting: Waiting) -> bool:
-        """Whether it is on disk; not where there is no room for it. Raises OSError, _Interrupted."""
+        """Whether it is on disk, as write_piece says. Raises OSError, _Interrupted."""
         piece = waiting.piece
         if piece.kind == "slice":
             self._roomless.discard(piece.record.name)
