@@ -34,8 +34,8 @@ def open_cache(launch: Launch, loaded: Loaded, backend: str, engine: Engine) -> 
     tier = SsdTier(Path(asked.folder), mark, launch.model, asked.ssd_budget_bytes, asked.verify)
     tier.open()
 
-    def wrote(piece: Piece, _durable: bool) -> None:
-        cache.wrote(piece)
+    def wrote(piece: Piece, durable: bool) -> None:
+        cache.wrote(piece, durable)
 
     writer = Writer(tier, asked.spill_queue_bytes, lambda: engine.busy, wrote)
     cache = PromptCache(layout, loaded.make_cache, ram, engine.nudge, tier, writer, asked.idle_demote_s)

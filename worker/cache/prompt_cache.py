@@ -13,25 +13,23 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from mlxpool.shared.control import PromptCacheStats, SsdCacheStats
-from mlxpool.shared.kv.record_file import Tensor
-from mlxpool.worker.cache import layers, records
+from mlxpool.worker.cache import layers, records, states
 from mlxpool.worker.cache.known import Known
-from mlxpool.worker.cache.layers_memory import alias, dtype_name
 from mlxpool.worker.cache.ram import Gone, Part, RamTier
 from mlxpool.worker.cache.records import Found, Ids, Layout, Piece, Record
 from mlxpool.worker.cache.restore import Restore
 from mlxpool.worker.cache.sources import Source
 from mlxpool.worker.cache.ssd import SsdTier
 from mlxpool.worker.cache.ssd_reading import Reading
-from mlxpool.worker.cache.writer import Waiting, Writer
+from mlxpool.worker.cache.write_behind import WriteBehind
+from mlxpool.worker.cache.writer import Writer
 
 # Positions where a state is kept beside those that the prompt names, so that a long document that is asked
 # about again in other words is not read from its start.
@@ -40,25 +38,24 @@ STATE_INTERVAL_TOKENS = 2048
 # A state shorter than this costs more to keep than to compute.
 MIN_STATE_TOKENS = 256
 
-# States along one conversation: each is a whole window or recurrent state, and old ones are rarely gone back
-# to. The first (a system prompt's) and the two newest are kept whatever they take.
-STATE_BYTES_PER_CONVERSATION = 512 * 1024 * 1024
-_STATES_KEPT = 2
-
-# What the writer is given at a time: enough to be busy, little enough that what is superseded meanwhile is
-# not written.
-_OFFERED_BYTES = 64 * 1024 * 1024
-
-# A conversation's next turn makes the states of its last one old: those of one that goes on are not written.
-_STATE_PATIENCE_S = 20.0
-
 # How often records are looked over for ones that idle.
 _REST_S = 1.0
 
 
+class Place(NamedTuple):
+    """A prefix that some caches hold: `length` of these ids. boundaries: the plan's, the first of which other
+    conversations begin with too where there are more."""
+
+    ids: Sequence[int]
+    length: int
+    namespace: str
+    boundaries: Sequence[int] = ()
+
+
 class PromptCache:
     """One model's. tier, writer: None for memory alone. wake: makes the engine look again. idle_demote_s:
-    None for never. lost_disk: why there is no tier on disk where one was asked for."""
+    None for never. lost_disk: why there is no tier on disk where one was asked for.
+    clock: seconds."""
 
     def __init__(
         self,
@@ -70,19 +67,22 @@ class PromptCache:
         writer: Writer | None = None,
         idle_demote_s: float | None = None,
         lost_disk: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.layout, self.ram, self.tier, self.wake = layout, ram, tier, wake
         self._make_cache = make_cache
         self.writer = writer
         self._idle_demote_s = idle_demote_s
+        self._clock = clock
         self.lost_disk = lost_disk
-        self._unwritten: deque[Gone] = deque()
-        self._later: deque[tuple[float, Gone]] = deque()  # states, and when they are to be written
-        self._queued: dict[Piece, Gone] = {}  # the writer's thread takes out of it
-        self.known = Known(ram, self._queued, tier)
+        queued: dict[Piece, Gone] = {}
+        self.known = Known(ram, queued, tier)
+        self._behind: WriteBehind | None = None
+        if tier is not None and writer is not None:
+            self._behind = WriteBehind(ram, tier, writer, queued, wake, clock)
         self.readings: list[Reading] = []
         self._read_progress = 0
-        self._looked_s = 0.0
+        self._looked_s = float("-inf")
         self.hits = self.misses = self.cached_tokens = 0
         self.demotions = 0
 
@@ -156,45 +156,26 @@ class PromptCache:
         wanted = {*boundaries, *range(STATE_INTERVAL_TOKENS, ids_count, STATE_INTERVAL_TOKENS)}
         return sorted(cut for cut in wanted if MIN_STATE_TOKENS <= cut < ids_count)
 
-    def keep(
-        self,
-        ids: Sequence[int],
-        length: int,
-        namespace: str,
-        source: Source,
-        *,
-        end: bool,
-        state: bool,
-        lasting: bool,
-    ) -> None:
-        """Keep what these caches hold of the first `length` ids, as far as it is not kept yet.
+    def keep(self, place: Place, source: Source, *, end: bool, state: bool, lasting: bool) -> None:
+        """Keep what these caches hold of a prefix, as far as it is not kept yet.
 
         end: the short record at its end too. state: a state there, where the model has such. lasting: a later
         prompt may well go on right there: the short record is written like any other. A state that is not
         lasting is taken only while its conversation has few.
         """
         try:
-            self._keep(ids, length, namespace, source, end=end, state=state, lasting=lasting)
+            self._keep(place, source, end=end, state=state, lasting=lasting)
         except Exception:
             # What can't be kept is a later prompt's loss, never this row's.
             traceback.print_exc()
             sys.stderr.flush()
 
-    def _keep(
-        self,
-        ids: Sequence[int],
-        length: int,
-        namespace: str,
-        source: Source,
-        *,
-        end: bool,
-        state: bool,
-        lasting: bool,
-    ) -> None:
-        if length < 1:
+    def _keep(self, place: Place, source: Source, *, end: bool, state: bool, lasting: bool) -> None:
+        if place.length < 1:
             return
-        tokens = np.array(ids[:length], dtype=np.uint32)
-        path = list(records.chain(records.root(namespace), tokens))
+        tokens = np.array(place.ids[: place.length], dtype=np.uint32)
+        first_parent = records.root(place.namespace)
+        path = list(records.chain(first_parent, tokens))
         new: list[Gone] = []
         for record in path:
             if not self.layout.sliced or self.known.has_slice(record.name) or not (record.full or end):
@@ -202,50 +183,63 @@ class PromptCache:
             part = Part(source.cut(record.start, record.end))
             new.append(Gone(record, tokens[record.start : record.end], "slice", part))
         last = path[-1]
-        wants_state = state and self.layout.stateful and not self.known.has_state(last.name)
-        if wants_state and (lasting or self._has_room_for_states(path)):
-            new.append(Gone(last, tokens[last.start :], "state", Part(*source.state(length))))
+        if state and self.layout.stateful and not self.known.has_state(last.name):
+            held = [part for _, part in self._states(first_parent, path, tokens)]
+            # One more like the last.
+            wanted_bytes = sum(part.bytes for part in held) + (held[-1].bytes if held else 0)
+            if lasting or wanted_bytes <= states.BYTES_PER_CONVERSATION:
+                new.append(Gone(last, tokens[last.start :], "state", Part(*source.state(place.length))))
         # Now: a graph that still reads a buffer would make the next write to it copy all of it.
         mx.eval([list(gone.part.arrays.values()) for gone in new])
         for gone in new:
             self.ram.add(*gone)
         self.ram.touch(path)
-        self._thin_states(path)
-        due_s = time.monotonic() + _STATE_PATIENCE_S
-        for gone in new:
-            if gone.kind == "state" and lasting:
-                self._later.append((due_s, gone))
-            elif gone.record.full or lasting:
-                self._unwritten.append(gone)
+        if any(gone.kind == "state" for gone in new):
+            self._thin_states(place, first_parent, path, tokens)
+        if self._behind is not None:
+            for gone in new:
+                # What lies between two places to go on from is written when it goes, or when asked for.
+                if lasting or (gone.record.full and gone.kind == "slice"):
+                    self._behind.add(Piece(gone.record, gone.kind))
         self.make_room(0)
 
-    def _states(self, path: Sequence[Record]) -> list[tuple[Record, Part]]:
-        """The states in memory along a conversation."""
-        parts = ((record, self.ram.part(record.name, "state")) for record in path)
-        return [(record, part) for record, part in parts if part is not None]
+    def _states(self, first_parent: bytes, path: Sequence[Record], tokens: Ids) -> list[tuple[Record, Part]]:
+        """The states in memory of all that this conversation has been, the shortest first."""
+        found: list[tuple[Record, Part]] = []
+        for parent in (first_parent, *(record.name for record in path if record.full)):
+            for record in self.ram.children(parent):
+                part = self.ram.part(record.name, "state")
+                if part is None or record.end > len(tokens):
+                    continue
+                own = self.ram.ids(record)
+                if own is not None and np.array_equal(own, tokens[record.start : record.end]):
+                    found.append((record, part))
+        return sorted(found, key=lambda one: one[0].end)
 
-    def _has_room_for_states(self, path: Sequence[Record]) -> bool:
-        """Whether one more like the last would stay."""
-        held = self._states(path)
-        taken_bytes = sum(part.bytes for _, part in held)
-        return taken_bytes + (held[-1][1].bytes if held else 0) <= STATE_BYTES_PER_CONVERSATION
-
-    def _thin_states(self, path: Sequence[Record]) -> None:
-        """Hold a conversation's states to their share: old ones between the first and the newest go."""
-        held = self._states(path)
-        taken_bytes = sum(part.bytes for _, part in held)
-        for record, part in held[1:-_STATES_KEPT]:
-            if taken_bytes <= STATE_BYTES_PER_CONVERSATION:
-                break
-            taken_bytes -= part.bytes
+    def _thin_states(self, place: Place, first_parent: bytes, path: Sequence[Record], tokens: Ids) -> None:
+        """Old states of a conversation go, or are at least not written any more."""
+        held = self._states(first_parent, path, tokens)
+        # What other conversations begin with too is replaced by none of this one's.
+        shared = place.boundaries[0] if len(place.boundaries) > 1 else 0
+        kept = [record.end == shared for record, _ in held]
+        for old in states.superseded(len(held), kept):
+            record, part = held[old]
+            if record.end % STATE_INTERVAL_TOKENS:
+                part.fleeting = True
+                if self._behind is not None:
+                    self._behind.forget(Piece(record, "state"))
+        for old in states.surplus([part.bytes for _, part in held], kept):
+            record, _ = held[old]
             self.ram.drop(record, "state")
             if self.tier is not None:
                 self.tier.delete(Piece(record, "state"))
 
     def make_room(self, more_bytes: int) -> None:
         """Make memory fit, and so much more: what goes is written first."""
-        for gone in self.ram.evict(more_bytes):
-            self._offer(gone)
+        # What others stand on goes after them, and is written before them.
+        for gone in reversed(self.ram.evict(more_bytes)):
+            if self._behind is not None and not gone.part.fleeting:
+                self._behind.offer(gone)
 
     def set_max_bytes(self, max_bytes: int) -> None:
         """Another share of memory."""
@@ -256,69 +250,51 @@ class PromptCache:
 
     def maintain(self) -> None:
         """What a turn of the engine does beside: hand the writer what comes next, let idle records go."""
-        writer, now_s = self.writer, time.monotonic()
-        while self._later and self._later[0][0] <= now_s:
-            self._unwritten.append(self._later.popleft()[1])
-        while self._unwritten and writer is not None and writer.pending_bytes < _OFFERED_BYTES:
-            gone = self._unwritten.popleft()
-            if self.ram.part(gone.record.name, gone.kind) is gone.part:
-                self._offer(gone)
-        if self._idle_demote_s is None or self.tier is None or now_s < self._looked_s + _REST_S:
+        behind = self._behind
+        if behind is None:
+            return
+        behind.maintain()
+        now_s = self._clock()
+        if self._idle_demote_s is None or now_s < self._looked_s + _REST_S:
             return
         self._looked_s = now_s
+        behind.tidy()
+        done: list[Gone] = []
         for gone in self.ram.idle(now_s - self._idle_demote_s):
-            if self.tier.has(Piece(gone.record, gone.kind)):
-                self.ram.drop(gone.record, gone.kind)
-                self.demotions += 1
-            elif writer is not None and writer.pending_bytes < _OFFERED_BYTES:
-                self._offer(gone)
+            if gone.part.fleeting or behind.is_on_disk(gone):
+                done.append(gone)
+            elif behind.has_room:
+                behind.offer(gone)
+            else:
+                break
+        for gone in done:
+            self.ram.drop(gone.record, gone.kind)
+            self.demotions += 1
 
     @property
     def rest_s(self) -> float | None:
         """For how long nothing needs to be done here unless something comes; None for ever."""
-        if self.tier is None or not len(self.ram):
+        if self._behind is None or not len(self.ram):
             return None
-        return _REST_S if self._idle_demote_s is not None or self._later or self._unwritten else None
+        return _REST_S if self._idle_demote_s is not None or self._behind.waits else None
 
-    def unwritten(self) -> deque[Gone]:
-        """What memory holds that is not on disk, least recently used first."""
-        if self.tier is not None:
-            # Other processes delete too.
-            self.tier.recheck()
-        return deque(gone for gone in self.ram.parts() if not self._is_on_disk(gone))
+    def unwritten(self) -> list[Gone]:
+        """What memory holds that ought to be on disk and is not: least recently used first, and what others
+        stand on after them."""
+        return [
+            gone
+            for gone in self.ram.parts()
+            if not gone.part.fleeting and (self._behind is None or not self._behind.is_on_disk(gone))
+        ]
 
-    def offer_some(self, unwritten: deque[Gone]) -> int:
-        """Hand the writer the next of these, as much as it takes; returns how many are left."""
-        writer = self.writer
-        while unwritten and writer is not None and writer.pending_bytes < _OFFERED_BYTES:
-            self._offer(unwritten.popleft())
-        return len(unwritten)
+    def offer_some(self, unwritten: list[Gone]) -> int:
+        """Hand the writer the last of these, as much as it takes; returns how many are left."""
+        return 0 if self._behind is None else self._behind.offer_some(unwritten)
 
-    def _is_on_disk(self, gone: Gone) -> bool:
-        return self.tier is not None and self.tier.has(Piece(gone.record, gone.kind))
-
-    def _offer(self, gone: Gone) -> None:
-        piece = Piece(gone.record, gone.kind)
-        if self.writer is None or piece in self._queued or self._is_on_disk(gone):
-            return
-        part = gone.part
-        try:
-            buffers = {name: alias(array) for name, array in part.arrays.items()}
-            tensors = {
-                name: Tensor(dtype_name(array.dtype), array.shape) for name, array in part.arrays.items()
-            }
-        except Exception:
-            traceback.print_exc()
-            sys.stderr.flush()
-            return
-        self._queued[piece] = gone
-        self.writer.offer(Waiting(piece, gone.ids, tensors, buffers, part.scalars))
-
-    def wrote(self, piece: Piece) -> None:
+    def wrote(self, piece: Piece, durable: bool) -> None:
         """The writer is done with a part, or has given it up. Its thread."""
-        self._queued.pop(piece, None)
-        if self._unwritten:
-            self.wake()
+        if self._behind is not None:
+            self._behind.wrote(piece, durable)
 
     def close(self) -> None:
         """The worker ends: what still waits to be written is given up."""

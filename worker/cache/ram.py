@@ -20,12 +20,14 @@ from mlxpool.worker.cache.records import Ids, Kind, Record
 
 
 class Part:
-    """A slice or a state. arrays: by name, evaluated. scalars: what else a state is made of."""
+    """A slice or a state. arrays: by name, evaluated. scalars: what else a state is made of. fleeting: not
+    worth writing to disk any more."""
 
     def __init__(self, arrays: dict[str, Any], scalars: dict[str, list[int]] | None = None) -> None:
         self.arrays = arrays
         self.scalars = scalars or {}
         self.bytes: int = sum(array.nbytes for array in arrays.values())
+        self.fleeting = False
 
 
 class Held:
@@ -55,6 +57,7 @@ class RamTier:
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
+        self.coming_bytes = 0  # of records that are being read from disk
         self._clock = clock
         self._held: OrderedDict[bytes, Held] = OrderedDict()  # least recently used first
         self._children: dict[bytes, dict[bytes, Record]] = {}
@@ -76,6 +79,10 @@ class RamTier:
     def ids(self, record: Record) -> Ids | None:
         held = self._held.get(record.name)
         return None if held is None else held.ids
+
+    def held(self, record: bytes) -> Held | None:
+        """All that is held of a record."""
+        return self._held.get(record)
 
     def part(self, record: bytes, kind: Kind) -> Part | None:
         held = self._held.get(record)
@@ -118,20 +125,19 @@ class RamTier:
                 siblings[record.name] = siblings.pop(record.name)
 
     def evict(self, room_bytes: int = 0) -> list[Gone]:
-        """Make it fit, and so many bytes more: the least recently used go."""
+        """Make it fit, and so many bytes more beside what is on its way: the least recently used go."""
         gone: list[Gone] = []
-        while self._held and self.bytes + room_bytes > self.max_bytes:
+        while self._held and self.bytes + self.coming_bytes + room_bytes > self.max_bytes:
             gone += self._remove(next(iter(self._held)))
         return gone
 
-    def idle(self, since_s: float) -> list[Gone]:
-        """What was last used before that, oldest first; it stays until `drop`."""
-        found: list[Gone] = []
+    def idle(self, since_s: float) -> Iterator[Gone]:
+        """What was last used before that, oldest first. Nothing may change meanwhile."""
         for held in self._held.values():
             if held.used_s >= since_s:
-                break
-            found += [Gone(held.record, held.ids, kind, part) for kind, part in held.parts.items()]
-        return found
+                return
+            for kind, part in held.parts.items():
+                yield Gone(held.record, held.ids, kind, part)
 
     def drop(self, record: Record, kind: Kind) -> None:
         """Let go of one part."""

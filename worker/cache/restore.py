@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlxpool.worker.cache.layers_kinds import Unfit
 from mlxpool.worker.cache.layers_memory import alias, dtype_of, empty
 from mlxpool.worker.cache.ram import Part
 from mlxpool.worker.cache.records import Found, Ids, Piece
@@ -36,6 +37,7 @@ class Restore:
         self._parts: dict[Piece, Part] = {}
         self._reading: Reading | None = None
         self._tries = 0
+        self._coming_bytes = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -76,17 +78,31 @@ class Restore:
         """Nobody waits for it any more."""
         if self._reading is not None:
             self._reading.cancel()
-            if self._reading in self._cache.readings:
-                self._cache.readings.remove(self._reading)
-            self._reading = None
+            self._over(self._reading)
         self.ready = True
         self._parts = {}
+
+    def _over(self, reading: Reading) -> None:
+        """A reading has ended, or is not waited for any more."""
+        self._reading = None
+        self._cache.readings.remove(reading)
+        if self._coming_bytes:
+            self._cache.ram.coming_bytes -= self._coming_bytes
+            self._coming_bytes = 0
+            # Others may have waited for the room.
+            self._cache.wake()
 
     def _allocate(self, reading: Reading) -> None:
         needed_bytes = sum(
             tensor.bytes for head in reading.heads.values() for tensor in head.tensors.values()
         )
+        ram = self._cache.ram
+        if ram.coming_bytes and ram.coming_bytes + needed_bytes > ram.max_bytes:
+            # One at a time where memory is not for several.
+            return
         self._cache.make_room(needed_bytes)
+        self._coming_bytes = needed_bytes
+        ram.coming_bytes += needed_bytes
         reading.fill(self._buffers(reading))
 
     def _buffers(self, reading: Reading) -> Iterator[tuple[Piece, dict[str, np.ndarray[Any, Any]]]]:
@@ -101,9 +117,8 @@ class Restore:
     def _finish(self, reading: Reading | None) -> None:
         cache, found = self._cache, self._found
         assert found is not None
-        self._reading = None
         if reading is not None:
-            cache.readings.remove(reading)
+            self._over(reading)
             cache.read(reading)
             for piece, head in reading.heads.items():
                 if piece in reading.bad:
@@ -117,7 +132,7 @@ class Restore:
         try:
             self.caches = cache.put_together(found, self._parts, len(self._ids))
             self.length = found.length
-        except Exception:
+        except Unfit:
             # Files that agree with all their hashes and still make no caches: not to be tried again.
             traceback.print_exc()
             cache.reject(list(self._parts))

@@ -27,7 +27,7 @@ import msgspec
 
 from mlxpool.shared.checkpoint import Checkpoint
 from mlxpool.shared.errors import ApiError, error
-from mlxpool.worker.cache.prompt_cache import PromptCache
+from mlxpool.worker.cache.prompt_cache import Place, PromptCache
 from mlxpool.worker.cache.sources import row_source
 from mlxpool.worker.engine.admission import KvCost, holds
 from mlxpool.worker.engine.answering import events_of
@@ -225,22 +225,27 @@ class Engine:
     def _run(self) -> None:
         try:
             loaded = self._load()
+            self.cache = cache = self._open_cache(loaded)
         except Exception as err:
             self._loop.call_soon_threadsafe(self.loaded.set_exception, err)
             return
-        self.cache = cache = self._open_cache(loaded)
         batch = DecodeBatch(loaded.model, loaded.make_cache, loaded.kv, self._keep)
         prefills = Prefills(loaded.model, loaded.make_cache, self.width, cache)
         self._loop.call_soon_threadsafe(self.loaded.set_result, loaded)
         steps = 0
         while not self._stopping:
-            # Where all that runs waits for the disk there is nothing to do either, until a reader says so.
-            self._take(idle=not (batch.rows or prefills.runnable or (self._waiting and not prefills.rows)))
             self._busy = bool(batch.rows or prefills.rows)
+            # Where all that runs waits for the disk there is nothing to do either, until a reader says so.
+            idle = not (batch.rows or prefills.runnable or (self._waiting and not prefills.rows))
+            calls = self._take(idle)
             self._drop_cancelled(batch, prefills)
+            # Who cancels a row and then calls finds in the prompt cache what the row held.
+            for run in calls:
+                run()
             prefills.advance()
             self._make_room(batch, prefills, loaded.kv)
             self._admit(batch, prefills, loaded.kv)
+            self._busy = bool(batch.rows or prefills.rows)
             self._prefill(batch, prefills, loaded.kv)
             if batch.rows and not self._holds_back(batch, prefills):
                 self._decode(batch, prefills.reserved_bytes(loaded.kv))
@@ -254,8 +259,9 @@ class Engine:
             if cache is not None:
                 cache.maintain()
 
-    def _take(self, idle: bool) -> None:
-        """Move arrived rows into the queue; sleep while there is nothing at all to do."""
+    def _take(self, idle: bool) -> Sequence[Callable[[], None]]:
+        """Move arrived rows into the queue; sleep while there is nothing at all to do. Returns what was called
+        for until then."""
         with self._wake:
             if idle and not self._arrived and not self._nudged:
                 mx.clear_cache()
@@ -264,8 +270,7 @@ class Engine:
             self._arrived.clear()
             self._nudged = False
             calls, self._calls = self._calls, deque()
-        for run in calls:
-            run()
+        return calls
 
     def _rest_s(self) -> float | None:
         """How long the engine may sleep: until the prompt cache has something to do."""
@@ -276,7 +281,8 @@ class Engine:
         caches that several share, None for its own."""
         if self.cache is not None:
             source = row_source(caches, place, self.cache.layout)
-            self.cache.keep(row.ids, length, row.plan.namespace, source, end=True, state=True, lasting=True)
+            held = Place(row.ids, length, row.plan.namespace, row.plan.boundaries)
+            self.cache.keep(held, source, end=True, state=True, lasting=True)
 
     def _drop_cancelled(self, batch: DecodeBatch, prefills: Prefills) -> None:
         # Looked at once: a mark may be set at any moment, and a row that leaves must also have ended.
@@ -363,7 +369,7 @@ class Engine:
     def _hand_over(self, prompt: Prompt, batch: DecodeBatch, prefills: Prefills, cost: KvCost) -> None:
         """The rows of a complete prompt join the batch; it is kept for rows that still wait for a place."""
         try:
-            keep = any(row.ids == prompt.ids for row in self._waiting) and self._has_room(
+            keep = any(map(prompt.serves, self._waiting)) and self._has_room(
                 [*batch.rows, *prefills.rows], cost, prefills.kept_bytes(cost) + cost.row_bytes(prompt.done)
             )
             joining = prefills.hand_over(prompt, keep)
@@ -378,7 +384,7 @@ class Engine:
         traceback.print_exception(err)
         for row in prompt.rows:
             self._fail(row, err)
-        prefills.drop(prompt)
+        prefills.drop(prompt, faulty=True)
 
     def _holds_back(self, batch: DecodeBatch, prefills: Prefills) -> bool:
         """Whether a step would come too early, because short prompts are about to join it.

@@ -14,15 +14,15 @@ from __future__ import annotations
 import copy
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import mlx.core as mx
 
-from mlxpool.worker.cache.prompt_cache import PromptCache
+from mlxpool.worker.cache.prompt_cache import Place, PromptCache
 from mlxpool.worker.cache.records import RECORD_TOKENS
 from mlxpool.worker.cache.sources import Caches
-from mlxpool.worker.engine import padded
+from mlxpool.worker.engine import following, padded
 from mlxpool.worker.engine.admission import KvCost
 from mlxpool.worker.engine.chunks import ChunkWidth, company, next_turn
 from mlxpool.worker.engine.prompt import Prompt
@@ -31,9 +31,6 @@ from mlxpool.worker.engine.row import Row
 # What a prefill may leave to MLX's cache of freed buffers. A short one leaves what the next step takes again,
 # and what was given back is dear to get anew on a GPU.
 _LEFT_BYTES = 256 * 1024 * 1024
-
-# Fewer tokens in common than this are prefilled twice rather than waited for.
-_WORTH_FOLLOWING_TOKENS = RECORD_TOKENS
 
 
 class Prefills:
@@ -75,41 +72,35 @@ class Prefills:
 
     def attach(self, row: Row) -> None:
         """Let a row share the prefill of its ids, or begin it."""
-        namespace = row.plan.namespace
         for prompt in self._prompts:
-            if prompt.ids == row.ids and prompt.namespace == namespace:
+            if prompt.serves(row):
                 prompt.rows.append(row)
-                if row.cached_tokens is None:
-                    row.cached_tokens = prompt.end
                 return
-        prompt = Prompt(row.ids, namespace, self._make_cache())
+        prompt = Prompt(row.ids, row.plan.namespace, self._make_cache())
         prompt.rows.append(row)
-        self._prompts.append(prompt)
-        ahead = self._ahead(prompt)
         if self._cache is not None:
             prompt.boundaries = row.plan.boundaries
             prompt.cuts = self._cache.cuts(len(prompt.ids), prompt.boundaries)
-            reach = self._cache.reach(prompt.ids, namespace)
-            if ahead is None or reach + _WORTH_FOLLOWING_TOKENS >= ahead[1]:
-                self._begin(prompt)
-                return
-        if ahead is None:
-            self._start(prompt, prompt.caches, 0)
-            return
-        prompt.follows, prompt.parts_at = ahead
-        self._let_go(ahead[0])
+        self._prompts.append(prompt)
+        self._place([prompt])
 
-    def _ahead(self, prompt: Prompt) -> tuple[Prompt, int] | None:
-        """The prompt on its way that begins most like this one and has not come past what they share."""
-        best: tuple[Prompt, int] | None = None
-        for other in self._prompts:
-            if other is prompt or not other.rows or other.namespace != prompt.namespace:
-                continue
-            shared = min(other.begins_like(prompt.ids), prompt.end)
-            if shared < max(_WORTH_FOLLOWING_TOKENS, other.done, 0 if best is None else best[1] + 1):
-                continue
-            best = other, shared
-        return best
+    def _place(self, prompts: Sequence[Prompt]) -> None:
+        """Prompts that follow nobody yet, or nobody any more: each goes behind one that is on its way, or
+        begins. In this order: who comes first may be followed by the others."""
+        lost = list(prompts)
+        for prompt in prompts:
+            prompt.follows = None
+        while lost:
+            prompt = lost.pop(0)
+            ahead = following.ahead(prompt, self._prompts, lost)
+            reach = 0
+            if ahead is not None and self._cache is not None:
+                reach = self._cache.reach(prompt.ids, prompt.namespace)
+            if ahead is None or reach + following.WORTH_FOLLOWING_TOKENS > ahead[1]:
+                self._begin(prompt)
+            else:
+                prompt.follows, prompt.parts_at = ahead
+                self._let_go(ahead[0])
 
     def _begin(self, prompt: Prompt) -> None:
         """From the longest prefix that the prompt cache has."""
@@ -136,42 +127,64 @@ class Prefills:
 
     def _start(self, prompt: Prompt, caches: list[Any], length: int) -> None:
         """A prompt can go on from caches that hold so much of it."""
-        if self._cache is not None and any(row.cached_tokens is None for row in prompt.rows):
-            self._cache.count(length)
         prompt.start(caches, length)
+        first = prompt.first
+        if first is not None and first.cached_tokens is None:
+            first.cached_tokens = length
+            if self._cache is not None:
+                self._cache.count(length)
         self._let_go(prompt)
 
     def _let_go(self, prompt: Prompt) -> None:
-        """Those that follow a prompt go on by themselves where it has come to what they share, or past it."""
+        """Those that follow a prompt go on by themselves where it has come to what they share. Where a prefix
+        from the prompt cache has taken it past that, they are led by one of their own."""
+        if prompt.restore is not None or prompt.follows is not None:
+            return
         for other in self._followers(prompt):
-            if prompt.restore is not None or prompt.follows is not None or prompt.done < other.parts_at:
+            if other.follows is not prompt or other.parts_at != prompt.done:
                 continue
-            if prompt.done == other.parts_at:
-                other.follows = None
-                self._start(other, copy_caches(prompt.caches), prompt.done)
-            else:
+            other.follows = None
+            try:
+                caches = copy_caches(prompt.caches)
+            except Exception:
+                # Not the fault of the one that is followed.
+                traceback.print_exc()
                 self._begin(other)
+            else:
+                self._start(other, caches, prompt.done)
+        if passed := [other for other in self._followers(prompt) if other.parts_at < prompt.done]:
+            self._place(following.leaders_first(passed))
 
     def discard(self, leaving: Collection[Row]) -> None:
         """Rows leave; prompts that lose their last row with them are dropped."""
-        for prompt in list(self._prompts):
+        dropped: list[Prompt] = []
+        for prompt in self._prompts:
             held = len(prompt.rows)
             prompt.rows = [row for row in prompt.rows if row not in leaving]
             if held and not prompt.rows:
-                self.drop(prompt)
+                dropped.append(prompt)
+        while dropped:
+            # Who is followed first: what it leaves may come to those behind the followers too.
+            prompt = next(one for one in dropped if one.follows not in dropped)
+            dropped.remove(prompt)
+            self.drop(prompt)
 
-    def drop(self, prompt: Prompt) -> None:
+    def drop(self, prompt: Prompt, faulty: bool = False) -> None:
+        """Nobody waits for a prompt any more. Of those that follow it one takes its caches over, as far as
+        they have come, and the others follow that one. faulty: its caches may be half-written."""
+        orphans = following.leaders_first(self._followers(prompt))
         self._prompts.remove(prompt)
         prompt.drop()
-        for other in self._prompts:
-            if other.follows is prompt:
-                self._begin(other)
+        if orphans and prompt.done and not faulty:
+            heir = orphans.pop(0)
+            heir.follows = None
+            self._start(heir, prompt.caches, prompt.done)
+        self._place([other for other in orphans if other.rows])
 
-    def drop_kept(self, waiting: Iterable[Row] = ()) -> None:
+    def drop_kept(self, waiting: Sequence[Row] = ()) -> None:
         """Give up prompts that are kept, but for those that one of the waiting rows asks."""
-        asked = [row.ids for row in waiting]
         for prompt in list(self._prompts):
-            if not prompt.rows and prompt.ids not in asked:
+            if not prompt.rows and not any(map(prompt.serves, waiting)):
                 self.drop(prompt)
 
     def next(self) -> Prompt | None:
@@ -262,9 +275,7 @@ class Prefills:
         if full or stopped or prompt.complete:
             source = Caches(prompt.caches, self._cache.layout)
             self._cache.keep(
-                prompt.ids,
-                prompt.done,
-                prompt.namespace,
+                Place(prompt.ids, prompt.done, prompt.namespace, prompt.boundaries),
                 source,
                 end=stopped or prompt.complete,
                 # A boundary near the end does as well.
@@ -273,14 +284,15 @@ class Prefills:
             )
 
     def hand_over(self, prompt: Prompt, keep: bool) -> list[Row]:
-        """The rows of a complete prompt, each with caches of its own; keep: for rows still to come."""
-        rows, prompt.rows = prompt.rows, []
-        copies = len(rows) - (not keep)
-        for row in rows[:copies]:
-            row.cache = copy_caches(prompt.caches)
+        """The rows of a complete prompt, each with caches of its own; keep: for rows still to come. If it
+        raises, the rows still hang on the prompt."""
+        caches = [copy_caches(prompt.caches) for _ in range(len(prompt.rows) - (not keep))]
         if not keep:
-            rows[-1].cache = prompt.caches
+            caches.append(prompt.caches)
             self._prompts.remove(prompt)
+        rows = prompt.hand_over()
+        for row, own in zip(rows, caches, strict=True):
+            row.cache = own
         return rows
 
 
