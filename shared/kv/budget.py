@@ -114,19 +114,26 @@ class Budget:
             raise
         return Temp(path, descriptor, need)
 
-    def publish(self, temp: Temp, name: str, *, replace: bool = False) -> None:
-        """Gives a written file its name. One that has it already stays, and this one goes, unless that one is
-        to be replaced. Raises OSError."""
+    def publish(self, temp: Temp, name: str, *, replace: bool = False) -> bool:
+        """Gives a written file its name; whether a file of that name is there now, which it isn't where
+        somebody has deleted the folder or this one. One that has the name already stays, and this one goes,
+        unless that one is to be replaced. Raises OSError."""
         target = os.path.join(os.path.dirname(temp.path), name)
         with self.locked() as ledger:
             before = _status(target)
             if before is not None and not replace:
-                os.unlink(temp.path)
-                ledger.put(ledger.used - temp.bytes)
-                return
-            os.rename(temp.path, target)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temp.path)
+                    ledger.put(ledger.used - temp.bytes)
+                return True
+            try:
+                os.rename(temp.path, target)
+            except FileNotFoundError:
+                # It may have been counted anew since then or not: the number stays, too high at worst.
+                return False
             if before is not None and stat.S_ISREG(before.st_mode):
                 ledger.put(ledger.used - blocks(before.st_size))
+            return True
 
     def discard(self, temp: Temp) -> None:
         """Deletes an unfinished file and gives back what it had reserved. Raises no OSError."""

@@ -427,6 +427,39 @@ def test_a_folder_deleted_under_a_running_worker_is_made_anew(tmp_path: Path) ->
     assert [use.model for use in kv_folder.scan(root)] == ["a model"]
 
 
+@pytest.mark.parametrize("what", ["root", "folder", "file"])
+def test_a_folder_deleted_while_a_record_is_written_costs_that_record_alone(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "kv"
+    tier = open_tier(root)
+    said = []
+    writer = Writer(tier, PLENTY, lambda: False, lambda _, durable: said.append(durable))
+    real = os.pwritev
+
+    def deleting(*args: Any) -> int:
+        for path in {"root": [root], "folder": [root / MARK.hash], "file": root.glob("*/.writing-*")}[what]:
+            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+        return real(*args)
+
+    first, second = slices(1)[0], waiting(*chain(tokens(256, 5000))[0])
+    with monkeypatch.context() as patched:
+        patched.setattr("mlxpool.worker.cache.ssd_writing.os.pwritev", deleting)
+        writer.offer(first)
+        assert not writer.flush(PATIENCE_S)
+    assert (writer.failed, writer.dropped, writer.off) == (0, 1, None)
+    for item in (second, first):
+        writer.offer(item)
+    assert writer.flush(PATIENCE_S)
+    writer.close()
+    assert said == [False, True, True]
+    restored = Restore(tier, [first.piece, second.piece])
+    assert restored.holds(first)
+    assert restored.holds(second)
+    assert [use.model for use in kv_folder.scan(root)] == ["a model"]
+    assert tier.budget.used() >= on_disk(root)
+
+
 def test_a_fault_of_our_own_turns_writing_off_and_the_thread_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,15 +61,16 @@ def test_a_scan_tells_each_models_part_last_used_first(tmp_path: Path) -> None:
     assert (other.model, other.entries) == ("another", 1)
 
 
-BROKEN = [b"", b"\xff", b"[1]", b'{"model": 3}', b"x" * 10_000, None]
+BROKEN = [b"", b"\xff", b"[1]", b'{"model": 3}', b"x" * 10_000, "pipe", "link"]
 
 
-def break_description(root: Path, about: bytes | None) -> None:
-    """Has a model's folder say this; a pipe for None."""
+def break_description(root: Path, about: bytes | str) -> None:
     path = root / MARK.hash / "about.json"
     path.unlink()
-    if about is None:
+    if about == "pipe":
         os.mkfifo(path)
+    elif isinstance(about, str):
+        path.symlink_to("nowhere")
     else:
         path.write_bytes(about)
     (root / "ledger").unlink()
@@ -77,7 +78,7 @@ def break_description(root: Path, about: bytes | None) -> None:
 
 @pytest.mark.parametrize("about", BROKEN)
 def test_a_broken_description_costs_the_name_alone_until_it_is_mended(
-    tmp_path: Path, about: bytes | None
+    tmp_path: Path, about: bytes | str
 ) -> None:
     written(tmp_path, tokens(10))
     break_description(tmp_path, about)

@@ -45,8 +45,8 @@ class Waiting(msgspec.Struct, eq=False):
 
 
 def write_piece(tier: SsdTier, waiting: Waiting, step: Step) -> bool:
-    """Whether the piece is on disk; not where there is no room for it. Raises OSError, and what `step` does;
-    nothing of the piece is then left."""
+    """Whether the piece is on disk; not where there is no room for it, or its folder is deleted meanwhile.
+    Raises OSError, and what `step` does; nothing of the piece is then left."""
     piece = waiting.piece
     tier.describe()
     head = Head(
@@ -69,7 +69,8 @@ def write_piece(tier: SsdTier, waiting: Waiting, step: Step) -> bool:
         hashes = _write_data(temp.descriptor, waiting, data_start, step)
         first = header_bytes(msgspec.structs.replace(head, hashes=hashes))
         _write_all(temp.descriptor, [memoryview(first)], 0)
-        tier.budget.publish(temp, file_name(head.file))
+        if not tier.budget.publish(temp, file_name(head.file)):
+            return False
     except BaseException:
         if temp is not None:
             tier.budget.discard(temp)
