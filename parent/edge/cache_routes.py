@@ -12,7 +12,6 @@ from mlxpool.parent.pool.prompt_caches import NO_ANSWER
 from mlxpool.parent.pool.service import PoolService
 from mlxpool.shared.control import Phase, PromptCacheStats, SsdCacheStats, WorkerStats
 from mlxpool.shared.errors import error
-from mlxpool.shared.kv import folder
 from mlxpool.shared.text import cut
 
 from .reply import json_response
@@ -77,9 +76,8 @@ class CacheRoutes:
         """GET /api/cache: asks every worker, and reads the names of the files."""
         _only(request, set())
         names = list(self._pool.workers())
-        told, folders = await asyncio.gather(
-            asyncio.gather(*(self._stats(name) for name in names)), asyncio.to_thread(self._folders)
-        )
+        disk = self._pool.disk
+        told, _ = await asyncio.gather(asyncio.gather(*(self._stats(name) for name in names)), disk.look())
         models = [
             ModelCache(name, self._state(name), stats.prompt_cache, stats.ssd_cache)
             for name, stats in zip(names, told, strict=True)
@@ -90,12 +88,16 @@ class CacheRoutes:
         ssd = SsdView(
             enabled=cache.is_on_disk,
             dir=str(self._pool.settings.kv_folder),
-            bytes=sum(entry.bytes for entry in folders),
+            bytes=disk.bytes,
             max_bytes=cache.ssd_budget,
-            entries=sum(entry.entries for entry in folders),
+            entries=disk.entries,
             off=next((off for off in offs if off is not None), None),
         )
         ram = RamView(sum(m.prompt_cache.bytes for m in models), self._pool.budget.prompt_cache_bytes)
+        folders = [
+            FolderView(use.fingerprint, use.model, use.entries, use.bytes, use.last_used_s)
+            for use in disk.folders
+        ]
         return json_response(CacheView(ram, ssd, models, folders))
 
     async def flush(self, request: web.Request) -> web.Response:
@@ -117,16 +119,6 @@ class CacheRoutes:
     def _state(self, name: str) -> Phase:
         slot = self._pool.slot(name)
         return slot.phase if slot is not None else "absent"
-
-    def _folders(self) -> list[FolderView]:
-        """On another thread. A folder that can't be read holds nothing that anybody could use."""
-        try:
-            uses = folder.scan(self._pool.settings.kv_folder)
-        except OSError:
-            return []
-        return [
-            FolderView(use.fingerprint, use.model, use.entries, use.bytes, use.last_used_s) for use in uses
-        ]
 
 
 def _only(request: web.Request, known: set[str]) -> None:

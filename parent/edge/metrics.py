@@ -2,7 +2,7 @@
 
 Nothing is counted twice: what the scheduler and the relay know anyway is read at the time of the scrape. The
 library that writes the format is imported by the first scrape, not by the start. Labels are names of models
-that exist here, never what a client wrote.
+that exist or have something on disk here, never what a client wrote.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ _WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
 # Of each model's prompt cache; the counters are those of all its workers since the parent's start.
 _CACHE_GAUGES: tuple[tuple[str, str, Callable[[CacheSummary], float]], ...] = (
     ("prompt_cache_bytes", "Memory that prompts take.", lambda c: c.bytes),
-    ("ssd_cache_bytes", "Disk that prompts take.", lambda c: c.ssd_bytes),
-    ("ssd_cache_entries", "Records of prompts on disk.", lambda c: c.ssd_entries),
     ("ssd_cache_pending", "Records that wait to be written.", lambda c: c.pending),
 )
 _CACHE_COUNTERS: tuple[tuple[str, str, Callable[[CacheSummary], float]], ...] = (
@@ -170,9 +168,28 @@ class Metrics:
                 for model, summary in models.items():
                     metric.add_metric([model], read(summary))
                 yield metric
+        yield from self._disk()
         drains = CounterMetricFamily(
             "mlxpool_drains", "Drains, by whether all prompts were on disk at their end.", labels=["durable"]
         )
         drains.add_metric(["true"], view.cache.drains - view.cache.losses)
         drains.add_metric(["false"], view.cache.losses)
         yield drains
+
+    def _disk(self) -> Iterator[Metric]:
+        """Records on disk, as the folder was when it was looked at last; models without a worker too."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        held: dict[str, tuple[int, int]] = {}
+        for use in self._pool.disk.folders:
+            size_bytes, entries = held.get(use.model, (0, 0))
+            held[use.model] = size_bytes + use.bytes, entries + use.entries
+        sizes = GaugeMetricFamily("mlxpool_ssd_cache_bytes", "Disk that prompts take.", labels=["model"])
+        counts = GaugeMetricFamily(
+            "mlxpool_ssd_cache_entries", "Records of prompts on disk.", labels=["model"]
+        )
+        for model, (size_bytes, entries) in held.items():
+            sizes.add_metric([model], size_bytes)
+            counts.add_metric([model], entries)
+        yield sizes
+        yield counts

@@ -1,22 +1,21 @@
 """What prompt caches have done since the parent's start, by model, from what heartbeats say. Pure.
 
 A worker counts from its own start and forgets with its end; here its last word is kept, so that counters only
-rise. Owned by `PromptCaches`, on the event loop.
+rise. What it knows of the disk is left out: the files are everybody's to evict, and are counted where they
+lie (prompt_disk.py). Owned by `PromptCaches`, on the event loop.
 """
 
 from __future__ import annotations
 
-import msgspec
-
 from mlxpool.shared.control import CacheSummary
 
-# What only rises while a worker lives. Of the other fields, those of the disk outlive their worker.
+# What only rises while a worker lives.
 COUNTERS = ("hits", "misses", "cached_tokens", "spills", "restores", "restore_ms", "dropped", "failed")
 
 
 def add(one: CacheSummary, other: CacheSummary) -> CacheSummary:
-    """Both together: counters and sizes add up; of what is one thing at a time, `other`'s where it has it."""
-    summed = (*COUNTERS, "bytes", "ssd_bytes", "ssd_entries", "pending")
+    """Both together: counters and memory add up; of what is one at a time, `other`'s where it has it."""
+    summed = (*COUNTERS, "bytes", "pending")
     return CacheSummary(
         **{name: getattr(one, name) + getattr(other, name) for name in summed},
         restore_ms_last=other.restore_ms_last or one.restore_ms_last,
@@ -42,7 +41,7 @@ class CacheTally:
         return known[1] if known is not None else None
 
     def ended(self, worker: int) -> None:
-        """The worker is gone: what it has done stays counted, what it held is gone but for the disk's."""
+        """The worker is gone: what it has done stays counted, what it held is gone."""
         known = self._live.pop(worker, None)
         if known is None:
             return
@@ -51,8 +50,6 @@ class CacheTally:
         counted = {name: getattr(before, name) + getattr(said, name) for name in COUNTERS}
         self._ended[model] = CacheSummary(
             **counted,
-            ssd_bytes=said.ssd_bytes,
-            ssd_entries=said.ssd_entries,
             restore_ms_last=said.restore_ms_last or before.restore_ms_last,
         )
 
@@ -64,10 +61,7 @@ class CacheTally:
         """Of every model that ever had a worker: since the parent's start."""
         found = dict(self._ended)
         for model, said in self._live.values():
-            before = found.get(model, CacheSummary())
-            # The disk's files are the model's, not the worker's: the live one knows them.
-            on_disk = msgspec.structs.replace(before, ssd_bytes=0, ssd_entries=0)
-            found[model] = add(on_disk, said)
+            found[model] = add(found.get(model, CacheSummary()), said)
         return found
 
     def all(self) -> CacheSummary:

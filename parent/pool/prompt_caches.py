@@ -68,6 +68,7 @@ class PromptCaches:
         self._background = background
         self.total_bytes = total_bytes
         self.tally = CacheTally()
+        self.disk_changed: Callable[[], None] = lambda: None  # a worker has written all it had, or is gone
 
     # ---- shares -------------------------------------------------------------------------------------------
 
@@ -96,6 +97,7 @@ class PromptCaches:
         """The worker is no more."""
         self._shares.leave(worker)
         self.tally.ended(worker)
+        self.disk_changed()
         self._tell()
 
     def share_of(self, worker: int) -> int:
@@ -144,6 +146,7 @@ class PromptCaches:
         """Have these workers (model → number) write what is not on disk yet, in parallel. Never raises."""
         begun = time.monotonic()
         reports = await asyncio.gather(*(self._flush(worker, timeout_s) for worker in workers.values()))
+        self.disk_changed()
         return FlushReport(
             durable=all(report.durable for report in reports),
             flushed=sum(report.flushed for report in reports),

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from mlxpool.parent.library import Description, Library, LibraryModel
-from mlxpool.parent.prompt_disk import used_bytes
+from mlxpool.parent.prompt_disk import PromptDisk
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.config import ModelSettings, Settings
 from mlxpool.shared.control import Launch, WorkerStats
@@ -70,12 +70,12 @@ class PoolService:
         self._specs: dict[str, tuple[float, ModelSpec, LibraryModel, Description]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
-        self._footprints: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
         self._empty = asyncio.Event()
-        self._disk_bytes = 0  # of prompts, as it was measured last
         self._leaving: set[str] = set()  # unloads that a reload asked for
         self.listeners = Listeners()
         self.changed: Callable[[], None] = lambda: None  # after every event, for those who show the pool
+        self.disk = PromptDisk(settings.kv_folder, settings.cache, self._after)
         self._epoch = time.time() - time.monotonic()  # monotonic → unix seconds, for people
         self.budget = library.budget()
         self.effects = PoolEffects(
@@ -89,6 +89,7 @@ class PoolService:
             changed=self._after,
             listeners=self.listeners,
         )
+        self.effects.caches.disk_changed = self.disk.look_soon
         self.scheduler = self.effects.scheduler = Scheduler(self._limits(), self.effects)
 
     # ---- requests ---------------------------------------------------------------------------------------
@@ -161,6 +162,7 @@ class PoolService:
         """Follow other settings. A live worker that they would serve differently leaves after its tickets."""
         old, self.settings = self.settings, settings
         self.effects.drain_timeout_s = settings.pool.drain_timeout
+        self.disk.use(settings.cache)
         self.budget = self.library.budget()
         self.effects.caches.resize(self.budget.prompt_cache_bytes)
         slots = self.scheduler.slots
@@ -256,7 +258,7 @@ class PoolService:
             bytes=told.bytes,
             max_bytes=self.budget.prompt_cache_bytes,
             ssd=cache.is_on_disk,
-            ssd_bytes=self._disk_bytes,
+            ssd_bytes=self.disk.bytes,
             ssd_max_bytes=cache.ssd_budget,
             hits=told.hits,
             misses=told.misses,
@@ -296,8 +298,11 @@ class PoolService:
     # ---- life -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Pin what the settings pin, load those and the start-up model, begin to watch memory."""
-        self._footprints = self._loop.create_task(self._watch_footprints())
+        """Pin what the settings pin, load those and the start-up model, begin to watch memory and disk."""
+        self._watching = [
+            self._loop.create_task(self._watch_footprints()),
+            self._loop.create_task(self.disk.watch()),
+        ]
         self.scheduler.on_tick()
         for model in self.library.models():
             if model.settings.pin:
@@ -315,8 +320,8 @@ class PoolService:
 
     async def close(self) -> None:
         """Drain all workers in parallel and wait until no process is left."""
-        if self._footprints is not None:
-            self._footprints.cancel()
+        for task in self._watching:
+            task.cancel()
         self.scheduler.on_shutdown()
         self._after()
         await self._empty.wait()
@@ -348,12 +353,6 @@ class PoolService:
         self.scheduler.on_tick()
         self._after()
 
-    async def _measure_disk(self) -> None:
-        """One small file is read: the ledger of what all models have on disk."""
-        if self.settings.cache.ssd:
-            used = await self._loop.run_in_executor(None, used_bytes, self.settings.kv_folder)
-            self._disk_bytes = self._disk_bytes if used is None else used
-
     def _prompt_bytes(self, worker: int) -> int:
         """What of a worker's footprint is its prompt cache: no plan holds it. On CUDA it is no part of it."""
         told = self.effects.caches.tally.of(worker)
@@ -361,7 +360,6 @@ class PoolService:
 
     async def _watch_footprints(self) -> None:
         while True:
-            await self._measure_disk()
             await asyncio.sleep(FOOTPRINT_INTERVAL_S)
             for number, worker in list(self.effects.workers.items()):
                 size = await self._loop.run_in_executor(None, footprint_bytes, worker.process.pid)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mlxpool.shared.kv.budget import Budget
 from mlxpool.shared.kv.names import temp_name
 from mlxpool.shared.units import format_size
 from tests.tools.kv_records import fingerprint, held_bytes, write_record
@@ -436,6 +437,71 @@ async def test_a_smaller_budget_is_kept_from_the_start(tmp_path: Path):
     record = write_record(tmp_path / "home" / "kv", fingerprint("b"), "m")
     async with serve(tmp_path, scripted=True, settings={"cache.ssd_budget": "1kB"}):
         assert not record.exists()
+
+
+async def test_a_lowered_disk_budget_is_kept_by_a_reload_and_once_the_old_workers_are_gone(tmp_path: Path):
+    models = tmp_path / "m"
+    make_scripted_model(models, "a", drain_s=1.0)
+    (tmp_path / "home").mkdir()
+    root = tmp_path / "home" / "kv"
+    before = write_record(root, fingerprint("b"), "m", 1)
+    async with serve(tmp_path, models=models, scripted=True, config="") as served:
+        await served.chat("a")
+        (served.home / "config.toml").write_text('[cache]\nssd_budget = "2kB"\n')
+        assert (await served.request("POST", "/api/config/reload")).body["changed"] == ["cache.ssd_budget"]
+        await until(lambda: not before.exists(), 3)
+        assert await served.state("a") == "draining"
+        # The worker that drains was launched with the old budget, and may write as much.
+        late = write_record(root, fingerprint("b"), "m", 2)
+        await served.until_state("a", "absent")
+        await until(lambda: not late.exists(), 3)
+
+
+async def test_what_is_on_disk_is_one_number_everywhere(tmp_path: Path, models: Path):
+    (tmp_path / "home").mkdir()
+    root = tmp_path / "home" / "kv"
+    record = write_record(root, fingerprint("b"), "old", 1)
+    others = [write_record(root, fingerprint(letter), "a", 2) for letter in "cd"]
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        await served.chat("a")
+        await served.request("POST", "/api/models/a/unload")
+        await served.until_state("a", "absent")
+
+        async def told() -> tuple[int, int, dict[str, str]]:
+            cache = (await served.request("GET", "/api/cache")).body["ssd"]["bytes"]
+            found = await metrics(served)
+            of = {name: size for name, size in found.items() if name.startswith("mlxpool_ssd_cache_bytes")}
+            return cache, (await served.pool())["cache"]["ssd_bytes"], of
+
+        everything = held_bytes(record, *others)
+        cache, pool, of = await told()
+        assert (cache, pool) == (everything, everything)
+        assert {name: float(size) for name, size in of.items()} == {
+            'mlxpool_ssd_cache_bytes{model="a"}': held_bytes(*others),
+            'mlxpool_ssd_cache_bytes{model="old"}': held_bytes(record),
+        }
+        kept = held_bytes(record)
+        await command(served, "prune", "--model", "a")
+        cache, pool, of = await told()
+        assert (cache, pool, list(of)) == (kept, kept, ['mlxpool_ssd_cache_bytes{model="old"}'])
+
+
+async def test_a_held_ledger_holds_up_no_view_and_no_shutdown(tmp_path: Path, models: Path):
+    (tmp_path / "home").mkdir()
+    root = tmp_path / "home" / "kv"
+    record = write_record(root, fingerprint("b"), "m", 1)
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        await served.chat("a")
+        with Budget(root, 1).locked():
+            # Over the budget: somebody would have to delete, and waits for the ledger.
+            (served.home / "config.toml").write_text('[cache]\nssd_budget = "2kB"\n')
+            await served.request("POST", "/api/config/reload")
+            begun = time.monotonic()
+            assert (await served.request("GET", "/health")).status == 200
+            assert (await served.pool())["cache"]["max_bytes"] > 0
+            assert await served.down() == 0
+            assert time.monotonic() - begun < 3
+        assert record.exists()
 
 
 async def test_a_broken_folder_is_a_warning_and_no_failed_start(tmp_path: Path, models: Path):
