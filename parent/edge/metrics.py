@@ -113,7 +113,7 @@ class Metrics:
 
         view = self._pool.view()
         for name, text, value in (
-            ("mlxpool_budget_bytes", "Memory that models may hold.", view.budget_bytes),
+            ("mlxpool_budget_bytes", "Memory that models and their prompts may hold.", view.budget_bytes),
             ("mlxpool_reserved_bytes", "Memory that is promised to models.", view.reserved_bytes),
             ("mlxpool_prompt_cache_limit_bytes", "Memory that prompts may take.", view.prompt_cache_bytes),
             ("mlxpool_queued_requests", "Requests that wait for a model.", len(view.queue)),

@@ -100,6 +100,9 @@ async def test_prompts_take_a_quarter_of_the_budget_at_most_and_models_have_the_
     async with serve(tmp_path, models=models, scripted=True, budget="4GB", settings=settings) as served:
         pool = await served.pool()
         assert (pool["budget_bytes"], pool["prompt_cache_bytes"]) == (4000 * MB, 1000 * MB)
+        text = (await served.request("GET", "/metrics")).body.decode()
+        assert "# HELP mlxpool_budget_bytes Memory that models and their prompts may hold.\n" in text
+        assert "mlxpool_budget_bytes 4e+09\n" in text
         assert pool["cache"]["max_bytes"] == 1000 * MB
         assert (await served.chat("fits")).status == 200
         assert told(models, "fits") == [1000 * MB]
