@@ -17,7 +17,8 @@ from mlxpool.worker.engine.row import Row
 class Prompt:
     """Ids, the first `done` of which are in `caches`, and the rows that wait for the rest.
 
-    cached: how many of them this prompt did not have to prefill. restore: what is coming from the prompt
+    cached: how many of them this prompt did not have to prefill. told: whether a row has said so, or will;
+    others that are handed over say that all of it was there. restore: what is coming from the prompt
     cache, None once it is there. follows: another prompt that has this one's first `parts_at` tokens too, and
     is let go first until there. boundaries: the plan's. cuts: positions, ascending, where a chunk must end
     because a state is kept there.
@@ -30,6 +31,7 @@ class Prompt:
         self.rows: list[Row] = []
         self.done = 0
         self.cached = 0
+        self.told = False
         self.restore: Restore | None = None
         self.follows: Prompt | None = None
         self.parts_at = 0
@@ -52,6 +54,28 @@ class Prompt:
         """Whether its next chunk could go through the model now, for rows that wait for it."""
         return bool(self.rows) and self.restore is None and self.follows is None
 
+    @property
+    def leader(self) -> Prompt:
+        """At the head of those that it follows; itself where it follows nobody."""
+        prompt = self
+        while prompt.follows is not None:
+            prompt = prompt.follows
+        return prompt
+
+    @property
+    def begins_at(self) -> int:
+        """How many of its ids will at least be in its caches when it goes on."""
+        return self.done if self.follows is None else self.parts_at
+
+    def serves(self, row: Row) -> bool:
+        """Whether a row asks exactly this."""
+        return self.ids == row.ids and self.namespace == row.plan.namespace
+
+    @property
+    def first(self) -> Row | None:
+        """Of the rows that wait for it, the one that came first: for it the prompt is prefilled."""
+        return min(self.rows, key=lambda row: row.number, default=None)
+
     def begins_like(self, ids: Sequence[int]) -> int:
         """How many tokens the two have in common at their start, this one's last left out."""
         shorter = min(self.end, len(ids))
@@ -69,9 +93,15 @@ class Prompt:
         """Go on from caches that hold `length` of its ids."""
         self.caches = caches
         self.done = self.cached = length
-        for row in self.rows:
+
+    def hand_over(self) -> list[Row]:
+        """The rows that waited, in the order in which they came, and know what was not prefilled for them."""
+        rows, self.rows = sorted(self.rows, key=lambda row: row.number), []
+        for row in rows:
             if row.cached_tokens is None:
-                row.cached_tokens = length
+                row.cached_tokens = self.end if self.told else self.cached
+            self.told = True
+        return rows
 
     def drop(self) -> None:
         """Nobody waits for it any more."""
