@@ -130,7 +130,7 @@ class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bool, Key(v.FLAG, "Hashes of all bytes are checked as they are read, faster than any disk reads.")
     ] = True
     spill_queue: Annotated[
-        int, Key(v.SIZE, "What may wait to be written; more than a disk takes in a few seconds is dropped.")
+        int, Key(v.SIZE, "What may wait to be written, always one record; more than that is dropped.")
     ] = 2_000_000_000
 
     @property

@@ -29,7 +29,7 @@ class CacheLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a worker keeps prompts. ram_bytes: its share of memory, 0 for none, which `POST /control/cache`
     changes. folder: the home's kv folder, where every model has one of its own; None for no tier on disk.
     ssd_budget_bytes: of all models together. idle_demote_s: None for never. spill_queue_bytes: what may wait
-    to be written."""
+    to be written, before one record more is taken."""
 
     ram_bytes: int
     folder: str | None = None

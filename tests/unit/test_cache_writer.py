@@ -142,12 +142,45 @@ def test_a_full_queue_gives_up_what_has_waited_longest(tmp_path: Path) -> None:
     held.writer.close()
 
 
-def test_a_piece_larger_than_the_queue_is_given_up_itself(tmp_path: Path) -> None:
-    said = []
-    writer = Writer(open_tier(tmp_path), 100, lambda: False, lambda piece, durable: said.append(durable))
-    writer.offer(slices(1)[0])
-    assert (said, writer.dropped, writer.pending_bytes) == ([False], 1, 0)
-    writer.close()
+@pytest.mark.parametrize("queue_bytes", [0, 100])
+def test_a_queue_shorter_than_a_record_takes_one_at_a_time(tmp_path: Path, queue_bytes: int) -> None:
+    held = Held(open_tier(tmp_path), queue_bytes)
+    items = slices(4)
+    assert held.writer.takes(PLENTY)
+    held.begin(items[0])
+    assert not held.writer.takes(PLENTY)
+    held.writer.offer(items[1])
+    held.writer.offer(items[2])
+    assert held.said == [(items[1].piece, False)]
+    held.let_go()
+    assert held.writer.flush(PATIENCE_S)
+    assert held.writer.takes(PLENTY)
+    held.writer.offer(items[3])
+    assert held.writer.flush(PATIENCE_S)
+    assert [held.writer._tier.has(item.piece) for item in items] == [True, False, True, True]
+    held.writer.close()
+
+
+def test_nothing_is_given_up_for_what_is_offered_while_the_writer_takes_more(tmp_path: Path) -> None:
+    items = slices(6)
+    size = items[0].nbytes
+    held = Held(open_tier(tmp_path), queue_bytes=2 * size + 1)
+    held.begin(items[0])
+    taken = 1
+    while held.writer.takes(PLENTY):
+        held.writer.offer(items[taken])
+        taken += 1
+    assert (taken, held.said) == (3, [])
+    held.let_go()
+    assert held.writer.flush(PATIENCE_S)
+    held.writer.close()
+
+
+def test_whoever_offers_may_want_less_to_wait_than_the_queue_holds(held: Held) -> None:
+    (item,) = slices(1)
+    assert held.writer.takes(0)
+    held.begin(item)
+    assert [held.writer.takes(limit) for limit in (item.nbytes, item.nbytes + 1)] == [False, True]
 
 
 def test_a_piece_is_written_once(held: Held) -> None:

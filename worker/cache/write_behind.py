@@ -84,7 +84,7 @@ class WriteBehind:
     @property
     def has_room(self) -> bool:
         """Whether the writer takes more now."""
-        return self.writer.off is None and self.writer.pending_bytes < _OFFERED_BYTES
+        return self.writer.off is None and self.writer.takes(_OFFERED_BYTES)
 
     def is_on_disk(self, gone: Gone) -> bool:
         return self._tier.has(Piece(gone.record, gone.kind))

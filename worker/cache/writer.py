@@ -115,11 +115,17 @@ class Writer:
     def _refuses(self) -> bool:
         return self._tier.off is not None and self._clock() < self._retry_at
 
+    def takes(self, limit_bytes: int) -> bool:
+        """Whether a piece can be offered now without another one being given up for it, or more waiting than
+        `limit_bytes` and that piece."""
+        return not self._by_piece or self._waiting_bytes < min(limit_bytes, self._queue_bytes)
+
     def offer(self, waiting: Waiting, first: bool = False) -> None:
         """Takes a piece to be written, before all others if `first`.
 
-        When more waits than the queue may hold, what has waited longest is given up. A piece that waits
-        already, or is on disk, is not written twice.
+        Where the queue is full with what waits already, what has waited longest is given up for it; so one
+        record is always taken, however short the queue is. A piece that waits already, or is on disk, is not
+        written twice.
         """
         item = _Item(waiting, waiting.nbytes)
         with self._changed:
@@ -135,17 +141,17 @@ class Writer:
                 self._by_piece[waiting.piece] = item
                 self._waiting_bytes += item.size_bytes
                 (self._first if first else self._queue).append(item)
-                given_up = list(self._overflow())
+                given_up = list(self._overflow(item.size_bytes))
                 self._start()
                 self._changed.notify_all()
         for dropped in given_up:
             self._settle(dropped, written)
 
-    def _overflow(self) -> Iterator[_Item]:
-        """What has to go because too much waits, oldest first. Lock held."""
-        left = self._waiting_bytes
-        while left > self._queue_bytes and (queue := self._queue or self._first):
-            item = queue.popleft()
+    def _overflow(self, newest_bytes: int) -> Iterator[_Item]:
+        """What has to go because the queue was full before the newest came, oldest first. Lock held."""
+        left = self._waiting_bytes - newest_bytes
+        while left >= self._queue_bytes and len(self._queue) + len(self._first) > 1:
+            item = (self._queue or self._first).popleft()
             left -= item.size_bytes
             self.dropped += 1
             yield item
