@@ -1,15 +1,14 @@
 """What must be equal for a record to mean the same thing, as one hash: the name of a model's folder on disk.
 
-It covers config.json, the tokenizer's files, each weight file's name, header and size with samples of its
-tensors' bytes, the cache classes, how KV is held, the backend, the type that is computed in, the versions of
-mlx and mlx-lm, and the format of the files. No path is in it: a copy of a model elsewhere is the same model.
-Adapters are not in it either: they are in the records' namespace.
+It covers config.json, the tokenizer's files, each weight file's name, header, size and time of writing with
+samples of its tensors' bytes, the cache classes, how KV is held, the backend, the type that is computed in,
+the versions of mlx and mlx-lm, and the format of the files. No path is in it: a copy elsewhere that keeps its
+files' times is the same model. Adapters are not in it either: they are in the records' namespace.
 
 Weights are sampled because reading them all would double the time of a load: SAMPLE_BYTES at the start, the
-middle and the end of each tensor. What that can't see is a change that leaves all of a tensor's samples as
-they were: a few rows edited by hand. Training, merging, quantising and converting change every value of the
-tensors that they touch. Of a checkpoint with more than MAX_SAMPLED tensors an even choice is sampled, so
-there a change of some tensors only may go unseen too.
+middle and the end of each tensor, of a checkpoint with more than MAX_SAMPLED tensors an even choice of them.
+What the samples can't see, a few rows edited by hand, the time of writing tells. So a copy that doesn't keep
+the times reads its prompts anew: reuse is worth less than being sure.
 
 Reads files; keeps nothing.
 """
@@ -95,13 +94,13 @@ def _weights(checkpoint: Checkpoint) -> str:
     for name in sorted(checkpoint.files):
         with open_regular(checkpoint.folder / name) as file:
             descriptor = file.fileno()
-            size = os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
             length = int.from_bytes(os.pread(descriptor, _LENGTH_BYTES, 0), "little")
             header = os.pread(descriptor, length, _LENGTH_BYTES)
             digest = xxhash.xxh3_128(header)
             for sample in _samples(descriptor, header, _LENGTH_BYTES + length, every):
                 digest.update(sample)
-            lines.append(f"{name}={size}={digest.hexdigest()}")
+            lines.append(f"{name}={status.st_size}={status.st_mtime_ns}={digest.hexdigest()}")
     return _joined(lines)
 
 
