@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
+from mlxpool.parent.pool.process import STOP_GRACE_S
 from mlxpool.shared.kv import folder as kv_folder
 from mlxpool.shared.kv.names import BLOCK_BYTES
 from mlxpool.worker.cache import ssd_writing
 from mlxpool.worker.cache.records import Piece
 from mlxpool.worker.cache.ssd import SsdTier
-from mlxpool.worker.cache.writer import RETRY_S, Waiting, Writer
+from mlxpool.worker.cache.writer import CLOSE_PATIENCE_S, RETRY_S, Waiting, Writer
 from tests.tools import kv_dying
 from tests.unit.kv_world import (
     MARK,
@@ -213,6 +214,10 @@ def test_closing_gives_up_what_waits_and_leaves_no_temporary_file(tmp_path: Path
     held.writer.offer(items[0])
     assert held.said[-1] == (items[0].piece, False)
     assert held.writer.flush(0.0)
+
+
+def test_the_end_of_a_worker_waits_for_a_disk_for_less_time_than_the_parent_for_the_worker() -> None:
+    assert CLOSE_PATIENCE_S <= STOP_GRACE_S / 2
 
 
 def test_while_rows_decode_it_works_one_part_in_a_hundred_in_small_steps(

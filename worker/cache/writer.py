@@ -49,8 +49,9 @@ _REST_POLL_S = 0.25
 RETRY_S = 60.0
 # Records remembered that had no room; forgetting them costs a few useless writes.
 _MAX_ROOMLESS = 4096
-# How long the end of a worker waits for the step that is being written.
-_CLOSE_PATIENCE_S = 5.0
+# How long the end of a worker waits for the step that is being written, which takes milliseconds: well under
+# the 3 s after which the parent ends a worker that stays.
+CLOSE_PATIENCE_S = 1.0
 
 
 class _Item(msgspec.Struct, eq=False):
@@ -182,7 +183,7 @@ class Writer:
         for item in given_up:
             self._settle(item, False)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_CLOSE_PATIENCE_S)
+            self._thread.join(CLOSE_PATIENCE_S)
 
     def _take_all(self) -> list[_Item]:
         """Empties the queue; its items count as dropped. Lock held."""
