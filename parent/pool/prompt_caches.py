@@ -20,12 +20,16 @@ from mlxpool.shared.units import format_count
 
 from .cache_shares import CacheShares, Move
 from .cache_tally import CacheTally
-from .upstream import Upstream, UpstreamError
+from .upstream import Unreachable, Upstream, UpstreamError
 
 logger = logging.getLogger("mlxpool.pool")
 
 # A share is given up by writing to disk what has no room any more: gigabytes, at a disk's pace.
 SHARE_TIMEOUT_S = 60.0
+# Most shares are taken up at once. What is free without one that needs longer is handed out meanwhile.
+SHARE_PATIENCE_S = 2.0
+# What did not reach a worker is told again, after twice as long each time.
+RETRY_FIRST_S, RETRY_MAX_S = 1.0, 30.0
 # The worker's own time-out ends a drain or a flush; this much later it is taken for hung.
 REPORT_MARGIN_S = 5.0
 
@@ -66,6 +70,7 @@ class PromptCaches:
         self._shares = CacheShares(total_bytes)
         self._upstream = upstream
         self._background = background
+        self._retry_s: dict[int, float] = {}  # how long those that something was lost to rest next
         self.total_bytes = total_bytes
         self.tally = CacheTally()
         self.disk_changed: Callable[[], None] = lambda: None  # a worker has written all it had, or is gone
@@ -96,6 +101,7 @@ class PromptCaches:
     def gone(self, worker: int) -> None:
         """The worker is no more."""
         self._shares.leave(worker)
+        self._retry_s.pop(worker, None)
         self.tally.ended(worker)
         self.disk_changed()
         self._tell()
@@ -109,6 +115,7 @@ class PromptCaches:
             self._background(move.worker, self._share(move))
 
     async def _share(self, move: Move) -> None:
+        late = asyncio.get_running_loop().call_later(SHARE_PATIENCE_S, self._late, move.worker)
         body = msgspec.json.encode(CacheShare(move.ram_bytes))
         try:
             await self._ask(move.worker, "/control/cache", SHARE_TIMEOUT_S, body)
@@ -116,7 +123,27 @@ class PromptCaches:
             logger.warning(
                 "worker %d does not take its share of the prompt cache: %s", move.worker, _why(err)
             )
+            if not isinstance(err, TimeoutError):
+                await self._lost(move.worker, unheard=isinstance(err, Unreachable))
+                return
+        finally:
+            late.cancel()
+        self._retry_s.pop(move.worker, None)
         self._shares.answered(move.worker)
+        self._tell()
+
+    def _late(self, worker: int) -> None:
+        self._shares.late(worker)
+        self._tell()
+
+    async def _lost(self, worker: int, *, unheard: bool) -> None:
+        """A share was told in vain: it is told again, as it is by then, after a rest."""
+        self._shares.failed(worker, unheard=unheard)
+        self._tell()
+        rest_s = self._retry_s.get(worker, RETRY_FIRST_S)
+        self._retry_s[worker] = min(2 * rest_s, RETRY_MAX_S)
+        await asyncio.sleep(rest_s)
+        self._shares.again(worker)
         self._tell()
 
     # ---- counts -------------------------------------------------------------------------------------------
