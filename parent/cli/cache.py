@@ -66,12 +66,20 @@ class Bad(msgspec.Struct, frozen=True):
     deleted: bool
 
 
+class Unread(msgspec.Struct, frozen=True):
+    """A record that may be whole, but could not be read now. fault: of this process or of the moment."""
+
+    path: str
+    fault: str
+
+
 class Checked(msgspec.Struct, frozen=True):
-    """What `verify` found. bytes: of the files that were read."""
+    """What `verify` found. entries, bytes: of the files that were read, good or bad."""
 
     entries: int
     bytes: int
     bad: list[Bad]
+    unread: list[Unread]
 
 
 @click.group("cache")
@@ -143,48 +151,63 @@ def _row(use: folder.FolderUse, now: float) -> list[str]:
 def verify_command(config_file: Path | None, home: Path | None, keep: bool, as_json: bool) -> int:
     """Read every record on disk and compare its hashes. Exit code 1 when some are bad; those are deleted.
 
-    A bad one would not have been used: what is read back is checked then too.
+    A bad one would not have been used: what is read back is checked then too. One that can't be read just
+    now, for want of memory say, stays, and the exit code is 1 too.
     """
     settings = read_settings(config_file, {"home": home})
     total = sum(use.entries for use in _scan(settings))
     with _progress(total, quiet=as_json) as advance:
         checked = _verify(settings, keep=keep, advance=advance)
+    code = int(bool(checked.bad or checked.unread))
     if as_json:
         print_json(checked)
-        return int(bool(checked.bad))
+        return code
     for bad in checked.bad:
         what = "deleted" if bad.deleted else "kept"
         click.echo(f"{bad.path}: {bad.fault} ({what})")
+    for unread in checked.unread:
+        click.echo(f"{unread.path}: {unread.fault} (not read)")
     found = f"{len(checked.bad)} bad" if checked.bad else "all good"
+    if checked.unread:
+        found += f", {len(checked.unread)} more not read"
     click.echo(f"{format_count(checked.entries, 'record')}, {format_size(checked.bytes)}: {found}")
-    return int(bool(checked.bad))
+    return code
 
 
 def _verify(settings: Settings, *, keep: bool, advance: Callable[[], None]) -> Checked:
     """Raises Failure where the folder can't be read."""
-    from mlxpool.shared.kv.record_file import RecordError, verify
+    from mlxpool.shared.kv.record_file import RecordError, verdict_on, verify
 
     root = settings.kv_folder
     names = {use.fingerprint: use.model for use in _scan(settings)}
     budget = Budget(root, settings.cache.ssd_budget)
     entries = size_bytes = 0
     bad: list[Bad] = []
+    unread: list[Unread] = []
     with _readable(root):
         for fingerprint, path in folder.paths(root):
+            advance()
             try:
                 size = path.stat().st_size
                 verify(path, fingerprint)
-                fault = None
             except FileNotFoundError:
                 continue  # a server has evicted it in the meantime
-            except (RecordError, OSError) as problem:
-                fault = str(problem)
-            entries, size_bytes = entries + 1, size_bytes + size
-            if fault is not None:
+            except (RecordError, OSError, MemoryError) as problem:
+                fault = _fault(problem)
+                if verdict_on(problem) == "forget":
+                    unread.append(Unread(str(path), fault))
+                    continue
                 deleted = not keep and budget.remove(path)
                 bad.append(Bad(str(path), names.get(fingerprint, ""), fault, deleted))
-            advance()
-    return Checked(entries, size_bytes, bad)
+            entries, size_bytes = entries + 1, size_bytes + size
+    return Checked(entries, size_bytes, bad, unread)
+
+
+def _fault(problem: Exception) -> str:
+    if isinstance(problem, MemoryError):
+        return "not enough memory"
+    # The path is said beside it.
+    return str(problem.strerror if isinstance(problem, OSError) and problem.strerror else problem)
 
 
 def _complete_cached(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -239,9 +262,9 @@ def prune_command(
         print_json(pruned)
     else:
         gone, left = format_count(pruned.entries, "record"), format_count(pruned.left_entries, "record")
-        click.echo(
-            f"deleted {gone}, {format_size(pruned.bytes)}; {left}, {format_size(pruned.left_bytes)} left"
-        )
+        of_whom = "" if model is None else f" of {model}"
+        left_size = format_size(pruned.left_bytes)
+        click.echo(f"deleted {gone}, {format_size(pruned.bytes)}; {left}, {left_size} left{of_whom}")
     return 0
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlxpool.shared.config import KV_FOLDER
+from mlxpool.shared.kv import record_file
 from mlxpool.shared.units import format_size
 from tests.tools.kv_records import fingerprint, flip, held_bytes, write_record
 from tests.tools.model_folders import write_model
@@ -111,10 +115,67 @@ def test_verify_can_leave_what_is_bad(mlxpool: Command, root: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.parametrize(
+    ("problem", "fault"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory"),
+        (MemoryError(), "not enough memory"),
+    ],
+)
+def test_verify_leaves_what_it_has_no_means_to_read(
+    mlxpool: Command, root: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception, fault: str
+) -> None:
+    untold = next((root / B).glob("*.safetensors"))
+    real = record_file.open_record
+
+    def open_record(path: Path) -> int:
+        if path == untold:
+            raise problem
+        return real(path)
+
+    monkeypatch.setattr(record_file, "open_record", open_record)
+    shown = mlxpool("cache", "verify")
+    assert shown.code == 1
+    assert shown.out.splitlines() == [
+        f"{untold}: {fault} (not read)",
+        f"2 records, {format_size(sum(path.stat().st_size for path in (root / A).glob('*.safetensors')))}: "
+        "all good, 1 more not read",
+    ]
+    found = json.loads(mlxpool("cache", "verify", "--json").out)
+    assert (found["entries"], found["bad"], found["unread"]) == (
+        2,
+        [],
+        [{"path": str(untold), "fault": fault}],
+    )
+    assert len(files(root)) == 3
+
+
+@pytest.mark.parametrize("what", ["open", "scandir"])
+def test_prune_deletes_nothing_while_it_can_t_tell_whose_it_is(
+    mlxpool: Command, root: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    for model in ("a", "org/b"):
+        write_model(mlxpool.home / "models" / model)
+    real = getattr(os, what)
+
+    def scarce(path: Any, *more: Any) -> Any:
+        if Path(path) in (root / A, root / A / "about.json"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, *more)
+
+    module = {"open": "mlxpool.shared.files", "scandir": "mlxpool.shared.kv.listing"}[what]
+    monkeypatch.setattr(f"{module}.os.{what}", scarce)
+    refused = mlxpool("cache", "prune", "--yes")
+    assert (refused.code, refused.err) == (1, f"mlxpool: {root} can't be read: Too many open files\n")
+    monkeypatch.undo()
+    assert files(root) == ["a1", "a2", "b3"]
+
+
 def test_prune_by_model_by_size_and_of_everything(mlxpool: Command, root: Path) -> None:
     gone = size(root, "b")
     assert mlxpool("cache", "prune", "--model", "org/b").out == (
-        f"deleted 1 record, {gone}; 0 records, 0 B left\n"
+        f"deleted 1 record, {gone}; 0 records, 0 B left of org/b\n"
     )
     assert files(root) == ["a1", "a2"]
     # The one that was used longest ago goes.
