@@ -20,6 +20,7 @@ from mlxpool.shared.kv.budget import Budget, Ledger, evict, reconcile
 from mlxpool.shared.kv.eviction import victims
 from mlxpool.shared.kv.listing import Listing, Stored, model_folders, records_in
 from mlxpool.shared.kv.names import ABOUT_FILE
+from mlxpool.shared.kv.record_file import verdict_on
 
 # A description is a kilobyte; what is larger is not one.
 _MAX_ABOUT_BYTES = 64 * 1024
@@ -114,10 +115,7 @@ def scan(root: Path) -> list[FolderUse]:
     """What each model has on disk, last used first, [] where there is no root. Raises OSError."""
     uses = []
     for folder in model_folders(root):
-        try:
-            records = records_in(root, folder)
-        except OSError:
-            records = []
+        records = _records(root, folder)
         uses.append(
             FolderUse(
                 fingerprint=folder,
@@ -150,12 +148,18 @@ def prune(root: Path, *, to_bytes: int | None = None, model: str | None = None) 
 def paths(root: Path) -> Iterator[tuple[str, Path]]:
     """Every record there is, as fingerprint and file: what record_file.verify takes. Raises OSError."""
     for folder in model_folders(root):
-        try:
-            records = records_in(root, folder)
-        except OSError:
-            continue
-        for stored in records:
+        for stored in _records(root, folder):
             yield folder, Path(stored.path)
+
+
+def _records(root: Path, folder: str) -> list[Stored]:
+    """What can be listed of one model, nothing where its folder is bad. Raises OSError for what may pass."""
+    try:
+        return records_in(root, folder)
+    except OSError as problem:
+        if verdict_on(problem) == "forget":
+            raise
+        return []
 
 
 def _shrink(ledger: Ledger, listing: Listing, over_bytes: int) -> list[Stored]:
@@ -185,14 +189,19 @@ def _unlinked(path: str) -> bool:
 
 
 def _model(folder: Path) -> str:
-    """The model that a folder says it belongs to."""
+    """The model that a folder says it belongs to. Raises OSError for what may pass."""
     about = _about(folder)
     return "" if about is None else about.model
 
 
 def _about(folder: Path) -> About | None:
+    """None where it says nothing. Raises OSError for what may pass: it may well say whose it is."""
     try:
         with open_regular(folder / ABOUT_FILE) as file:
             return msgspec.json.decode(file.read(_MAX_ABOUT_BYTES), type=About)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    except OSError as problem:
+        if verdict_on(problem) == "forget":
+            raise
         return None

@@ -11,17 +11,25 @@ Nothing here keeps anything; descriptors and buffers are the caller's.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import xxhash
 
 from mlxpool.shared.checkpoint import DTYPE_BITS
 from mlxpool.shared.kv.names import FileName, Kind, parse
+
+# What to do about a file that can't be read: delete it, or leave it and do as if it weren't there.
+Verdict = Literal["delete", "forget"]
+
+# Faults of this process or of the moment; the file may be whole.
+_NOT_THE_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ENOENT}
 
 # Raised with every change that makes older files mean something else.
 FORMAT = "mlxpool-kv-1"
@@ -46,6 +54,15 @@ _HASH_END = _HASH_BEGIN + len(_BLANK)
 
 class RecordError(Exception):
     """The file is not the record it is called, or not whole. One line."""
+
+
+def verdict_on(problem: Exception) -> Verdict:
+    """What becomes of the file that could not be read."""
+    if isinstance(problem, RecordError):
+        return "delete"
+    if isinstance(problem, OSError) and problem.errno not in _NOT_THE_FILES:
+        return "delete"
+    return "forget"
 
 
 class Tensor(msgspec.Struct, frozen=True):

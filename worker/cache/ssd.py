@@ -22,11 +22,11 @@ from mlxpool.shared.kv import folder as kv_folder
 from mlxpool.shared.kv.budget import Budget
 from mlxpool.shared.kv.listing import Stored, records_in
 from mlxpool.shared.kv.names import Kind, file_name
-from mlxpool.shared.kv.record_file import open_record, read_head
+from mlxpool.shared.kv.record_file import Verdict, open_record, read_head, verdict_on
 from mlxpool.worker.cache.fingerprint import Fingerprint
 from mlxpool.worker.cache.records import Ids, Piece, Record
 from mlxpool.worker.cache.ssd_index import Index
-from mlxpool.worker.cache.ssd_reading import Reading, Verdict, file_of, ids_of, verdict_on
+from mlxpool.worker.cache.ssd_reading import Reading, file_of, ids_of
 
 __all__ = ["MAX_HEADS_PER_PARENT", "READ_THREADS", "TOUCH_INTERVAL_S", "Piece", "Reading", "SsdTier"]
 

@@ -15,7 +15,6 @@ Buffers are let go of at the end only: memory that a thread may still write to i
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 import time
@@ -28,15 +27,19 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxpool.shared.kv.names import FileName, file_name
-from mlxpool.shared.kv.record_file import Head, RecordError, groups, open_record, read_data, read_head
+from mlxpool.shared.kv.record_file import (
+    Head,
+    RecordError,
+    Verdict,
+    groups,
+    open_record,
+    read_data,
+    read_head,
+    verdict_on,
+)
 from mlxpool.worker.cache.records import Ids, Piece, name
 
 Phase = Literal["heads", "allocate", "data", "done"]
-# What to do about a piece that can't be used: delete its file, or only forget that it is there.
-Verdict = Literal["delete", "forget"]
-
-# Faults of this process or of the moment; the file may be whole.
-_NOT_THE_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ENOENT}
 
 
 def file_of(piece: Piece) -> FileName:
@@ -58,15 +61,6 @@ def ids_of(head: Head) -> Ids:
     if name(head.file.parent, ids) != head.file.name:
         raise RecordError("its tokens are another record's")
     return ids
-
-
-def verdict_on(problem: Exception) -> Verdict:
-    """What becomes of the file that could not be read."""
-    if isinstance(problem, RecordError):
-        return "delete"
-    if isinstance(problem, OSError) and problem.errno not in _NOT_THE_FILES:
-        return "delete"
-    return "forget"
 
 
 class Reading:
