@@ -170,7 +170,7 @@ class Metrics:
                 yield metric
         yield from self._disk()
         drains = CounterMetricFamily(
-            "mlxpool_drains", "Drains, by whether all prompts were on disk at their end.", labels=["durable"]
+            "mlxpool_drains", "Drains, by whether all that was to be on disk is there.", labels=["durable"]
         )
         drains.add_metric(["true"], view.cache.drains - view.cache.losses)
         drains.add_metric(["false"], view.cache.losses)

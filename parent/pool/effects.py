@@ -211,6 +211,8 @@ class PoolEffects:
             # As with a spawn that can't: afterwards, and never out of the middle of a decision.
             self._loop.call_soon(self._load_failed, worker, str(err))
             return
+        if launch.cache is not None and launch.cache.folder is not None:
+            self.caches.has_disk(worker)
         process.go(launch)
 
     def drain(self, worker: int) -> None:

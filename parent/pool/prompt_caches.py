@@ -51,7 +51,7 @@ class FlushReport(msgspec.Struct, frozen=True):
 
 
 class Drained(NamedTuple):
-    """How a drain ended. text: for a person."""
+    """How a drain ended. durable: nothing is lost that was to be on disk. text: for a person."""
 
     durable: bool
     text: str
@@ -70,6 +70,7 @@ class PromptCaches:
         self._shares = CacheShares(total_bytes)
         self._upstream = upstream
         self._background = background
+        self._on_disk: set[int] = set()
         self._retry_s: dict[int, float] = {}  # how long those that something was lost to rest next
         self.total_bytes = total_bytes
         self.tally = CacheTally()
@@ -89,6 +90,10 @@ class PromptCaches:
         self._tell()
         return share
 
+    def has_disk(self, worker: int) -> None:
+        """The worker was told to keep prompts on disk too: what it can't write is a loss."""
+        self._on_disk.add(worker)
+
     def ready(self, worker: int) -> None:
         """The worker's socket answers."""
         self._shares.reach(worker)
@@ -102,6 +107,7 @@ class PromptCaches:
         """The worker is no more."""
         self._shares.leave(worker)
         self._retry_s.pop(worker, None)
+        self._on_disk.discard(worker)
         self.tally.ended(worker)
         self.disk_changed()
         self._tell()
@@ -156,18 +162,18 @@ class PromptCaches:
 
     async def drain(self, worker: int, timeout_s: float) -> Drained:
         """Drain a worker, for `timeout_s` at most and a margin. Never raises."""
-        begun = time.monotonic()
+        begun, on_disk = time.monotonic(), worker in self._on_disk
         try:
             report = await self._report(worker, "/control/drain", timeout_s)
         except Exception as err:  # whatever it is, the worker must be stopped next
             if not isinstance(err, NO_ANSWER):
                 logger.exception("draining worker %d", worker)
-            self.tally.drained(False)
-            took_s = time.monotonic() - begun
-            why = f"the drain failed after {took_s:.1f} s ({_why(err)})"
-            return Drained(False, f"{why}: prompts that were not on disk yet are lost")
+            self.tally.drained(not on_disk)
+            why = f"the drain failed after {time.monotonic() - begun:.1f} s ({_why(err)})"
+            lost = ": prompts that were not on disk yet are lost" if on_disk else ""
+            return Drained(not on_disk, f"{why}{lost}")
         self.tally.drained(report.durable)
-        return Drained(report.durable, described(report))
+        return Drained(report.durable, described(report, on_disk))
 
     async def flush(self, workers: Mapping[str, int], timeout_s: float) -> FlushReport:
         """Have these workers (model → number) write what is not on disk yet, in parallel. Never raises."""
@@ -209,13 +215,14 @@ class PromptCaches:
             return told
 
 
-def described(report: DrainReport) -> str:
-    """A drain's report in a line."""
+def described(report: DrainReport, on_disk: bool) -> str:
+    """A drain's report in a line. on_disk: whether prompts were to be on disk at all."""
     took = f"in {report.elapsed_ms / 1000:.1f} s"
     if report.durable:
-        written = format_count(report.flushed, "record")
+        written = f"({format_count(report.flushed, 'record')} written)"
+        saved = f", all prompts are on disk {written}" if on_disk else ""
         cut = f"; cut {format_count(report.pending, 'request')}" if report.pending else ""
-        return f"drained {took}, all prompts are on disk ({written} written){cut}"
+        return f"drained {took}{saved}{cut}"
     parts = [f"not all prompts are on disk after the drain ({took})"]
     parts.append(f"missing {format_count(report.missing, 'record')}")
     parts += [f"dropped {format_count(report.dropped, 'record')}"] if report.dropped else []

@@ -328,7 +328,27 @@ async def test_without_a_disk_nothing_is_said_of_one(tmp_path: Path, models: Pat
         assert cache["ssd"]["enabled"] is False
         assert cache["models"][0]["ssd_cache"] is None
         assert (await served.pool())["cache"]["ssd"] is False
+        flushed = await served.request("POST", "/api/cache/flush")
+        assert (flushed.status, flushed.body["flushed"], flushed.body["missing"]) == (200, 0, 0)
+        await served.request("POST", "/api/models/a/unload")
+        await served.until_state("a", "absent")
+        (stopped,) = await events(served, "stop")
+        assert re.fullmatch(r"drained in \d\.\d s", stopped["detail"])
         assert not (served.home / "kv").exists()
+
+
+async def test_a_drain_that_fails_loses_nothing_where_nothing_was_to_be_on_disk(tmp_path: Path):
+    models = tmp_path / "m"
+    make_scripted_model(models, "a", never_drain=True)
+    settings = {"cache.ssd": "false", "pool.drain_timeout": "200ms"}
+    flags = ["--report-margin", "0.1"]
+    async with serve(tmp_path, models=models, scripted=True, settings=settings, flags=flags) as served:
+        await served.chat("a")
+        await served.request("POST", "/api/models/a/unload")
+        await served.until_state("a", "absent")
+        assert await events(served, "loss") == []
+        (stopped,) = await events(served, "stop")
+        assert re.fullmatch(r"the drain failed after \d\.\d s \(TimeoutError\)", stopped["detail"])
 
 
 async def test_metrics_count_over_the_workers_of_a_model(tmp_path: Path, models: Path):

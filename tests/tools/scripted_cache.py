@@ -39,7 +39,9 @@ class ScriptedCache:
             self._durable[prompt] = False
 
     def flush(self) -> DrainReport:
-        """Everything is written but what the script says can't be."""
+        """Everything is written but what the script says can't be; nothing where there is no disk."""
+        if self._launch.folder is None:
+            return DrainReport(durable=True)
         missing = min(self._script.cache_missing, len(self._durable))
         fresh = [prompt for prompt, durable in self._durable.items() if not durable]
         written = fresh[: len(fresh) - missing]
