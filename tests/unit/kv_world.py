@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,42 @@ def written(root: Path, ids: Ids, floats: int = 600) -> tuple[SsdTier, list[Wait
     items = [waiting(record, own, floats=floats) for record, own in chain(ids)]
     write(tier, items)
     return tier, items
+
+
+def slices(count: int) -> list[Waiting]:
+    return [waiting(record, own) for record, own in chain(tokens(256 * count))]
+
+
+class Held:
+    """A writer that stands still before its first step until it is let go, and what it said."""
+
+    def __init__(
+        self, tier: SsdTier, queue_bytes: int = PLENTY, busy: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.said: list[tuple[Piece, bool]] = []
+        self.now = 0.0
+        self.entered = threading.Event()
+        self._gate = threading.Event()
+        self.writer = Writer(tier, queue_bytes, self._busy(busy), self.wrote, clock=lambda: self.now)
+
+    def _busy(self, busy: Callable[[], bool]) -> Callable[[], bool]:
+        def ask() -> bool:
+            self.entered.set()
+            assert self._gate.wait(PATIENCE_S)
+            return busy()
+
+        return ask
+
+    def wrote(self, piece: Piece, durable: bool) -> None:
+        self.said.append((piece, durable))
+
+    def begin(self, item: Waiting) -> None:
+        """Offers a piece and waits until it is being written."""
+        self.writer.offer(item)
+        assert self.entered.wait(PATIENCE_S)
+
+    def let_go(self) -> None:
+        self._gate.set()
 
 
 class Restore:
