@@ -1,6 +1,7 @@
 """A process that writes records under a budget until it is killed: `kv_writer ROOT MAX_BYTES FOLDER HOW`.
 
-HOW: "on" writes record after record; "hold" writes half of one, says so on standard output and waits.
+HOW: "on" writes record after record and counts them on standard output; "hold" writes half of one, says so
+there and waits.
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ def main() -> None:
         name = FileName(os.urandom(16), os.urandom(16), 0, 256, "slice")
         budget.publish(temp, file_name(name))
         os.close(temp.descriptor)
-        if count % 50 == 0:
-            print(count, flush=True)
+        print(count, flush=True)
 
 
 if __name__ == "__main__":

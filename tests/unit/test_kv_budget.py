@@ -6,10 +6,10 @@ import errno
 import fcntl
 import os
 import pkgutil
+import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -350,15 +350,21 @@ def test_a_file_that_can_t_be_made_takes_nothing(tmp_path: Path) -> None:
 
 
 def sample(root: Path, writers: Sequence[subprocess.Popen[str]]) -> int:
-    """Bytes at one instant: who writes meanwhile would be seen in two folders at two times."""
+    """Bytes at one instant: who writes meanwhile would be seen in two folders at two times. When it returns
+    each writer has written a record since."""
     for writer in writers:
         writer.send_signal(signal.SIGSTOP)
     for writer in writers:
         os.waitpid(writer.pid, os.WUNTRACED)
     taken = on_disk(root)
+    said = [writer.stdout.fileno() for writer in writers if writer.stdout is not None]
+    for descriptor in said:
+        while select.select([descriptor], [], [], 0)[0]:
+            assert os.read(descriptor, 65536), "the writer has ended"
     for writer in writers:
         writer.send_signal(signal.SIGCONT)
-    time.sleep(0.005)
+    for descriptor in said:
+        assert select.select([descriptor], [], [], PATIENCE_S)[0], "the writer stands still"
     return taken
 
 
@@ -369,7 +375,7 @@ def test_two_processes_never_pass_one_budget(tmp_path: Path) -> None:
         for writer in writers:
             assert writer.stdout is not None
             assert writer.stdout.readline()
-        sampled = [sample(tmp_path, writers) for _ in range(150)]
+        sampled = [sample(tmp_path, writers) for _ in range(60)]
         assert all(writer.poll() is None for writer in writers)
     finally:
         for writer in writers:
