@@ -51,10 +51,13 @@ async def metrics(served: Served) -> dict[str, str]:
 
 async def until_metric(served: Served, name: str, value: str) -> dict[str, str]:
     """Wait for a heartbeat that says so."""
-    deadline = time.monotonic() + 5
-    while (found := await metrics(served)).get(name) != value:
-        assert time.monotonic() < deadline, f"{name} stays {found.get(name)}"
-        await asyncio.sleep(0.02)
+    found: dict[str, str] = {}
+
+    async def says_so() -> bool:
+        found.update(await metrics(served))
+        return found.get(name) == value
+
+    await until(says_so, said=lambda: f"{name} stays {found.get(name)}")
     return found
 
 

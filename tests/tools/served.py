@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,10 +124,14 @@ class Served:
 
     async def until_state(self, model: str, *states: str, timeout_s: float = 15.0) -> str:
         """Wait for one of these states."""
-        deadline = time.monotonic() + timeout_s
-        while (state := await self.state(model)) not in states:
-            assert time.monotonic() < deadline, f"{model} stays {state}, not {states}: {self.log()[-2000:]}"
-            await asyncio.sleep(0.01)
+        state = ""
+
+        async def reached() -> bool:
+            nonlocal state
+            state = await self.state(model)
+            return state in states
+
+        await until(reached, timeout_s, lambda: f"{model} stays {state}, not {states}: {self.log()[-2000:]}")
         return state
 
     def worker_pids(self) -> list[int]:
@@ -228,10 +232,12 @@ def alive(pids: list[int]) -> list[int]:
 
 
 async def until(
-    true: Callable[[], bool], timeout_s: float = 5.0, said: Callable[[], str] = lambda: "it never came true"
+    true: Callable[[], bool | Awaitable[bool]],
+    timeout_s: float = 5.0,
+    said: Callable[[], str] = lambda: "it never came true",
 ) -> None:
     """Wait for a condition; fail after the time."""
     deadline = time.monotonic() + timeout_s
-    while not true():
+    while not (await now if isinstance(now := true(), Awaitable) else now):
         assert time.monotonic() < deadline, said()
         await asyncio.sleep(0.01)
