@@ -199,9 +199,10 @@ class SsdTier:
         with contextlib.suppress(OSError):
             listed = records_in(self.budget.root, self.fingerprint.hash)
             there = {(stored.file.name, stored.file.kind) for stored in listed}
-            for name, kind in self._index.files():
-                if (name, kind) not in there:
-                    self._index.drop(name, kind)
+            for piece in self._index.pieces():
+                if (piece.record.name, piece.kind) not in there:
+                    self._index.drop(piece.record.name, piece.kind)
+            self._index.settle()
 
     def _reject(self, piece: Piece, verdict: Verdict) -> None:
         if verdict == "delete":
