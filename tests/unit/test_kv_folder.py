@@ -95,7 +95,7 @@ def test_a_model_that_was_renamed_says_so_from_its_load_on(tmp_path: Path) -> No
     written(tmp_path, tokens(10))
     tier = SsdTier(tmp_path, MARK, "its new name", PLENTY, True)
     tier.open()
-    tier._readers.shutdown()
+    tier._tidying.shutdown()
     assert [(use.model, use.entries) for use in kv_folder.scan(tmp_path)] == [("its new name", 1)]
     assert kv_folder.prune(tmp_path, model="a model").entries == 0
     assert tier.budget.used() == on_disk(tmp_path)
@@ -103,7 +103,7 @@ def test_a_model_that_was_renamed_says_so_from_its_load_on(tmp_path: Path) -> No
 
 def test_a_load_of_a_model_that_has_nothing_on_disk_makes_no_folder(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
-    tier._readers.shutdown()
+    tier._tidying.shutdown()
     assert os.listdir(tmp_path) == []
 
 

@@ -4,8 +4,11 @@ The files are the index. `open` lists them, and from then on the index follows w
 deletes; other processes delete too, which shows as a file that isn't there: a miss like any other. Whatever
 is wrong with a file, it is a miss, and the file goes. Nothing here raises for the state of a disk.
 
-Asked by the engine's thread, told by the writer's (writer.py), used by the reader threads it owns; index and
-budget each have their own lock.
+Asked by the engine's thread, told by the writer's (writer.py), used by the threads it owns: those that read,
+and one that does what nobody waits for. The engine's thread never waits for the lock on the disk's budget,
+which another process may hold. Index and budget each have their own lock. A third one is held where the index
+is made to say what the folder says of one file: who changes the folder does so after the change, so the last
+one to look has seen the last change.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from mlxpool.shared.kv import folder as kv_folder
@@ -70,7 +74,10 @@ class SsdTier:
         self._clock = clock
         self._index = Index()
         self._counting = threading.Lock()
+        self._agreeing = threading.Lock()
         self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="kv-read")
+        # Its own: what waits for the budget's lock must not keep a restore waiting.
+        self._tidying = ThreadPoolExecutor(1, thread_name_prefix="kv-tidy")
 
     def open(self) -> None:
         """Lists the model's files: names, sizes and ages only. A folder that can't be used sets `off`."""
@@ -85,15 +92,16 @@ class SsdTier:
         self._index.replace([(_record(stored), stored.file.kind, stored.bytes) for stored in found])
         if found:
             # A model may have a new name, and one that only reads must say so too: else a prune takes it all.
-            self._submit(self._describe)
+            self._tidy(self._describe)
 
     def _describe(self) -> None:
         with contextlib.suppress(OSError):
             self.describe()
 
     def close(self) -> None:
-        """Lets the reader threads end; readings that are under way end first."""
+        """Lets its threads end; what they have to do is done first."""
         self._readers.shutdown(wait=False)
+        self._tidying.shutdown(wait=False)
 
     @property
     def entries(self) -> int:
@@ -102,7 +110,7 @@ class SsdTier:
 
     @property
     def longest_prefix_tokens(self) -> int:
-        """Of a prefix whose records are all there."""
+        """Of a prefix whose records are all there, at a moment not long ago."""
         return self._index.longest()
 
     def has(self, piece: Piece) -> bool:
@@ -138,7 +146,9 @@ class SsdTier:
             finally:
                 os.close(descriptor)
         except Exception as problem:
-            self._reject(piece, verdict_on(problem))
+            self._index.drop(piece.record.name, piece.kind)
+            if (verdict := verdict_on(problem)) == "delete":
+                self._tidy(partial(self._reject, piece, verdict))
             return None
         self._index.remember(piece.record.name, ids)
         return ids
@@ -165,7 +175,7 @@ class SsdTier:
         """Marks a path, in order from its first record, as used just now; the files' times follow soon."""
         due = self._index.touch(records, self._clock(), TOUCH_INTERVAL_S)
         if due:
-            self._submit(lambda: self._set_times(due, time.time_ns()))
+            self._tidy(partial(self._set_times, due, time.time_ns()))
 
     def _set_times(self, due: Sequence[tuple[Record, Kind]], now_ns: int) -> None:
         for record, kind in due:
@@ -173,20 +183,34 @@ class SsdTier:
                 os.utime(self.path(Piece(record, kind)), ns=(now_ns, now_ns), follow_symlinks=False)
 
     def delete(self, piece: Piece) -> None:
-        """A piece that is of no use: it is no longer known, and its file is deleted."""
-        self._index.drop(piece.record.name, piece.kind)
+        """A piece that is of no use: it is no longer known, and its file goes soon."""
+        if self._index.drop(piece.record.name, piece.kind):
+            self._tidy(partial(self._unlink, piece))
+
+    def _unlink(self, piece: Piece) -> None:
         self.budget.remove(self.path(piece))
+        # It may have been written again meanwhile, before the file went or after.
+        self._forget_if_gone(piece)
+
+    def _forget_if_gone(self, piece: Piece) -> None:
+        with self._agreeing:
+            if not os.path.lexists(self.path(piece)):
+                self._index.drop(piece.record.name, piece.kind)
 
     def describe(self) -> None:
         """Says in the model's folder whose it is, if it doesn't by now. Raises OSError."""
         kv_folder.describe(self.budget, self._about)
 
     def wrote(self, piece: Piece, ids: Ids, size_bytes: int) -> None:
-        """A file that has its name by now. Shorter records that it makes useless go."""
-        self._index.add(piece.record, piece.kind, size_bytes, ids, self._clock())
+        """A file that has its name by now. Shorter records that it makes useless go. The writer's thread."""
+        with self._agreeing:
+            if not os.path.lexists(self.path(piece)):
+                return
+            self._index.add(piece.record, piece.kind, size_bytes, ids, self._clock())
         if piece.kind == "slice":
             for shorter in self._index.covered_by(piece.record, ids):
-                self.delete(Piece(shorter, "slice"))
+                self._index.drop(shorter.name, "slice")
+                self._unlink(Piece(shorter, "slice"))
 
     def evicted(self, gone: Sequence[Stored]) -> None:
         """Files that were deleted to make room."""
@@ -195,22 +219,28 @@ class SsdTier:
                 self._index.drop(stored.file.name, stored.file.kind)
 
     def recheck(self) -> None:
-        """Forgets what other processes have deleted meanwhile: before it is said what is durable."""
-        with contextlib.suppress(OSError):
-            listed = records_in(self.budget.root, self.fingerprint.hash)
-            there = {(stored.file.name, stored.file.kind) for stored in listed}
-            for piece in self._index.pieces():
-                if (piece.record.name, piece.kind) not in there:
-                    self._index.drop(piece.record.name, piece.kind)
-            self._index.settle()
+        """Forgets what other processes have deleted meanwhile: before it is said what is durable. Blocks: for
+        an executor's thread."""
+        # Before the folder is listed: what is written from here on is not looked for in an older list.
+        pieces = self._index.pieces()
+        try:
+            there = set(os.listdir(self.folder))
+        except FileNotFoundError:
+            there = set()
+        except OSError:
+            return
+        for piece in pieces:
+            if file_name(file_of(piece)) not in there:
+                self._forget_if_gone(piece)
+        self._index.settle()
 
     def _reject(self, piece: Piece, verdict: Verdict) -> None:
+        """By a thread that may wait for the budget's lock."""
+        self._index.drop(piece.record.name, piece.kind)
         if verdict == "delete":
             with self._counting:
                 self.rejected += 1
-            self.delete(piece)
-        else:
-            self._index.drop(piece.record.name, piece.kind)
+            self._unlink(piece)
 
     def _ended(self, reading: Reading) -> None:
         if not reading.cancelled and reading.bytes:
@@ -221,17 +251,24 @@ class SsdTier:
                 self.restore_ms += reading.elapsed_ms
 
     def _submit(self, job: Callable[[], None]) -> None:
-        try:
-            self._readers.submit(job)
-        except RuntimeError:
-            # Closed: a reading still comes to its end, on the thread that asks.
-            job()
+        _do(self._readers, job)
+
+    def _tidy(self, job: Callable[[], None]) -> None:
+        _do(self._tidying, job)
 
     # Last, because it hides the type of the same name.
     @property
     def bytes(self) -> int:
         """What this model's records take, in whole blocks."""
         return self._index.bytes
+
+
+def _do(executor: ThreadPoolExecutor, job: Callable[[], None]) -> None:
+    try:
+        executor.submit(job)
+    except RuntimeError:
+        # Closed: a reading still comes to its end, on the thread that asks.
+        job()
 
 
 def _record(stored: Stored) -> Record:
