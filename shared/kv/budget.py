@@ -115,9 +115,8 @@ class Budget:
         return Temp(path, descriptor, need)
 
     def publish(self, temp: Temp, name: str, *, replace: bool = False) -> bool:
-        """Gives a written file its name; whether a file of that name is there now, which it isn't where
-        somebody has deleted the folder or this one. One that has the name already stays, and this one goes,
-        unless that one is to be replaced. Raises OSError."""
+        """Gives a written file its name, unless one that is not to be replaced has it; then this one goes.
+        False where somebody has deleted the folder meanwhile, or the file. Raises OSError."""
         target = os.path.join(os.path.dirname(temp.path), name)
         with self.locked() as ledger:
             before = _status(target)
@@ -260,10 +259,8 @@ def _gone(path: str) -> bool:
     """Deletes a file; whether none is there any more."""
     try:
         os.unlink(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    except OSError as problem:
+        return isinstance(problem, FileNotFoundError)
     return True
 
 

@@ -1,7 +1,8 @@
 """The folder of the prompt cache as a whole: cleaned at the parent's start, shown and pruned for its owner.
 
 One folder per fingerprint with an `about.json` for people: which model, and what went into the fingerprint.
-It is read by nothing but `scan`, so a folder without one, or with a broken one, is as good as any.
+Only `scan` and `prune` go by it: a worker uses a folder without one, or with a broken one, as any, and mends
+it.
 
 Every change is made under the ledger's lock (budget.py), so it may run while workers write.
 """

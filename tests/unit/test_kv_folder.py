@@ -80,11 +80,10 @@ def break_description(root: Path, about: bytes | str) -> None:
 def test_a_broken_description_costs_the_name_alone_until_it_is_mended(
     tmp_path: Path, about: bytes | str
 ) -> None:
-    written(tmp_path, tokens(10))
+    tier, _ = written(tmp_path, tokens(10))
     break_description(tmp_path, about)
     (use,) = kv_folder.scan(tmp_path)
     assert (use.model, use.entries) == ("", 1)
-    tier = open_tier(tmp_path)
     write(tier, [waiting(*chain(tokens(10, 500))[0])])
     (use,) = kv_folder.scan(tmp_path)
     assert (use.model, use.entries) == ("a model", 2)
