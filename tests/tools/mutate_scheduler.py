@@ -23,6 +23,24 @@ SCHEDULER, PLACEMENT, ADMISSION, DEADLINES = (
 # rule, file, text, replacement
 MUTATIONS: list[tuple[str, str, str, str]] = [
     (
+        "who waits is placed by what its model takes now",
+        SCHEDULER,
+        "        for spec in specs:\n            self._slot(spec)\n",
+        "",
+    ),
+    (
+        "who waits for what a lowered budget never holds hears it",
+        SCHEDULER,
+        "        self._reject_unplaceable()\n        self._settle()\n\n    def on_shutdown(self)",
+        "        self._settle()\n\n    def on_shutdown(self)",
+    ),
+    (
+        "who waits and has a process that waits hears it too",
+        SCHEDULER,
+        "if slot.waiting and not loads:",
+        "if slot.waiting and not slot.alive:",
+    ),
+    (
         "memory is reserved at the decision",
         SCHEDULER,
         "slot.reserved = slot.spec.planned_bytes if go else slot.spec.overhead_bytes",
