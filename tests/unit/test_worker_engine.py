@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from mlxpool.worker.engine import admission
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.batch import DecodeBatch, shares_passes
 from mlxpool.worker.engine.chunks import ChunkWidth
-from mlxpool.worker.engine.engine import ENGINE_DIED_EXIT_CODE, Engine, Limits
+from mlxpool.worker.engine.engine import ENGINE_DIED_EXIT_CODE, Engine, Limits, Loaded
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.load import LoadError, load
 from mlxpool.worker.text.answer import AnswerText
@@ -361,6 +362,43 @@ async def test_a_load_that_fails_is_told_to_whoever_waits(tmp_path: Path) -> Non
     engine.start()
     with pytest.raises(LoadError, match=r"config\.json"):
         await engine.loaded
+
+
+async def test_a_prompt_cache_that_cannot_be_made_is_told_like_a_load_that_fails(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_cache(_loaded: Loaded) -> None:
+        raise LoadError("no layout")
+
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    engine = Engine(
+        lambda: load(tiny("llama"), lambda _d, _t: None), Limits(1, 1), ChunkWidth("cpu"), open_cache
+    )
+    engine.start()
+    with pytest.raises(LoadError, match="no layout"):
+        await asyncio.wait_for(engine.loaded, 30)
+    assert ended == []
+
+
+async def test_an_engine_is_busy_while_rows_run_and_not_while_it_sleeps(start: Start) -> None:
+    running = await start()
+    assert not running.engine.busy
+    for _ in range(3):
+        _, row = running.submit(plan(range(30), max_tokens=100_000, temperature=1.0))
+        await until(lambda row=row: row.emitted > 3)  # type: ignore[misc]
+        assert running.engine.busy
+        running.engine.cancel(row)
+        await until(lambda: not running.engine.busy)
+
+
+async def test_a_call_finds_that_the_rows_cancelled_before_it_have_left(start: Start) -> None:
+    running = await start()
+    for _ in range(10):
+        _, row = running.submit(plan(range(30), max_tokens=100_000, temperature=1.0))
+        await until(lambda row=row: row.emitted > 3)  # type: ignore[misc]
+        running.engine.cancel(row)
+        assert await running.engine.call(lambda row=row: row.ended)  # type: ignore[misc]
 
 
 ENGINE_THAT_DIES = """

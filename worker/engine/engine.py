@@ -260,8 +260,8 @@ class Engine:
                 cache.maintain()
 
     def _take(self, idle: bool) -> Sequence[Callable[[], None]]:
-        """Move arrived rows into the queue; sleep while there is nothing at all to do. Returns what was called
-        for until then."""
+        """Move arrived rows into the queue; sleep while there is nothing at all to do. Returns the calls that
+        came until then."""
         with self._wake:
             if idle and not self._arrived and not self._nudged:
                 mx.clear_cache()
