@@ -21,7 +21,7 @@ import numpy as np
 
 from mlxpool.shared.control import PromptCacheStats, SsdCacheStats
 from mlxpool.worker.cache import layers, records, states
-from mlxpool.worker.cache.known import Known
+from mlxpool.worker.cache.known import Known, Queued
 from mlxpool.worker.cache.ram import Gone, Part, RamTier
 from mlxpool.worker.cache.records import Found, Ids, Layout, Piece, Record
 from mlxpool.worker.cache.restore import Restore
@@ -75,7 +75,7 @@ class PromptCache:
         self._idle_demote_s = idle_demote_s
         self._clock = clock
         self.lost_disk = lost_disk
-        queued: dict[Piece, Gone] = {}
+        queued: Queued = {}
         self.known = Known(ram, queued, tier)
         self._behind: WriteBehind | None = None
         if tier is not None and writer is not None:

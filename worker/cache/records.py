@@ -30,6 +30,7 @@ NAME_BYTES = 16
 
 Ids = npt.NDArray[np.uint32]
 Kind = Literal["slice", "state"]
+KINDS: tuple[Kind, ...] = ("slice", "state")
 
 
 class Leaf(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from mlxpool.shared.kv.record_file import Tensor
+from mlxpool.worker.cache.known import Queued
 from mlxpool.worker.cache.layers_memory import alias, dtype_name
 from mlxpool.worker.cache.ram import Gone, RamTier
 from mlxpool.worker.cache.records import Piece
@@ -41,7 +42,7 @@ class WriteBehind:
         ram: RamTier,
         tier: SsdTier,
         writer: Writer,
-        queued: dict[Piece, Gone],
+        queued: Queued,
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
@@ -101,24 +102,26 @@ class WriteBehind:
     def offer(self, gone: Gone, *, again: bool = False) -> None:
         """Hand over a part, behind those slices that it is of no use without. again: also what was refused a
         moment ago."""
-        for parent in reversed(list(self._missing_parents(gone))):
-            self._offer(parent, again)
-        self._offer(gone, again)
+        for place, part in enumerate([*reversed(list(self._missing_parents(gone))), gone]):
+            # Where the queue is short the beginning of a prefix is worth more than its end.
+            if place and not self.writer.takes(sys.maxsize):
+                return
+            self._offer(part, again)
 
     def _missing_parents(self, gone: Gone) -> Iterable[Gone]:
         """The slices it stands on that are in memory alone, the nearest first."""
         name = gone.record.parent
         while (held := self._ram.held(name)) is not None and "slice" in held.parts:
             found = Gone(held.record, held.ids, "slice", held.parts["slice"])
-            piece = Piece(found.record, "slice")
-            if piece in self.queued or self._tier.has(piece):
+            if (name, "slice") in self.queued or self._tier.has_slice(name):
                 return
             yield found
             name = held.record.parent
 
     def _offer(self, gone: Gone, again: bool) -> None:
         piece = Piece(gone.record, gone.kind)
-        if piece in self.queued or self._tier.has(piece):
+        key = (gone.record.name, gone.kind)
+        if key in self.queued or self._tier.has(piece):
             return
         refused_s = self._refused.get(piece)
         if refused_s is not None and not again and self._clock() < refused_s + _REFUSED_S:
@@ -134,12 +137,12 @@ class WriteBehind:
             traceback.print_exc()
             sys.stderr.flush()
             return
-        self.queued[piece] = gone
+        self.queued[key] = gone
         self.writer.offer(Waiting(piece, gone.ids, tensors, buffers, part.scalars))
 
     def wrote(self, piece: Piece, durable: bool) -> None:
         """The writer is done with a part, or has given it up. Its thread."""
-        self.queued.pop(piece, None)
+        self.queued.pop((piece.record.name, piece.kind), None)
         if durable:
             self._refused.pop(piece, None)
         else:
