@@ -116,10 +116,22 @@ class Budget:
 
     def publish(self, temp: Temp, name: str, *, replace: bool = False) -> bool:
         """Gives a written file its name, unless one that is not to be replaced has it; then this one goes.
-        False where somebody has deleted the folder meanwhile, or the file. Raises OSError."""
+
+        What has the name and is no file is removed, but for a folder that is not empty. False where that is
+        so, and where somebody has deleted the folder meanwhile, or the file. Raises OSError.
+        """
         target = os.path.join(os.path.dirname(temp.path), name)
         with self.locked() as ledger:
             before = _status(target)
+            if before is not None and not stat.S_ISREG(before.st_mode):
+                try:
+                    os.rmdir(target) if stat.S_ISDIR(before.st_mode) else os.unlink(target)
+                except OSError:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(temp.path)
+                        ledger.put(ledger.used - temp.bytes)
+                    return False
+                before = None
             if before is not None and not replace:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temp.path)
