@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -11,14 +12,19 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+import uvloop
 
 from mlxpool.shared.errors import ApiError
+from mlxpool.worker.grammar.helper import Helper
 from mlxpool.worker.grammar.messages import Vocabulary
 from mlxpool.worker.grammar.queue import CompileQueue, Limits, Refused
 
 COMMAND = (sys.executable, "-m", "tests.tools.scripted_compiler")
 
 Make = Callable[..., CompileQueue]
+
+# What the C library calls for the rest of the process's life.
+_KEPT: list[object] = []
 
 
 @pytest_asyncio.fixture
@@ -201,3 +207,38 @@ async def test_a_refusal_that_nobody_waits_for_is_no_complaint_in_the_log(make: 
     await asyncio.sleep(0)
     gc.collect()
     assert said == []
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+async def test_a_process_that_was_killed_is_waited_for_although_nobody_remembers_it() -> None:
+    async def started_and_killed() -> int:
+        helper = Helper(lambda *_: None, lambda _: None)
+        helper.start(lambda: Vocabulary([b"a"], [0], 32), COMMAND)
+        await wait_until(lambda: helper.is_ready)
+        assert helper.pid is not None
+        helper.kill()
+        return helper.pid
+
+    pid = await started_and_killed()
+    # Before the event loop can hear of its end.
+    gc.collect()
+    await wait_until(lambda: not psutil.pid_exists(pid))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where starting a process may leave libraries in peace")
+def test_starting_the_process_disturbs_no_library_that_computes_meanwhile() -> None:
+    # What OpenBLAS does: told of a fork, it ends its threads, also in the middle of a product.
+    told: list[str] = []
+    before_fork = ctypes.CFUNCTYPE(None)(lambda: told.append("fork"))
+    _KEPT.append(before_fork)
+    assert ctypes.CDLL(None).__register_atfork(before_fork, None, None, None) == 0
+
+    async def compile_one() -> str | None:
+        queue = CompileQueue(lambda: Vocabulary([b"a"], [0], 32), 1, Limits(), COMMAND)
+        try:
+            return await queue.enter("done").result
+        finally:
+            await queue.close()
+
+    assert uvloop.run(compile_one()) == "done"
+    assert told == []
