@@ -383,12 +383,15 @@ async def test_a_prompt_cache_that_cannot_be_made_is_told_like_a_load_that_fails
 
 async def test_an_engine_is_busy_while_rows_run_and_not_while_it_sleeps(start: Start) -> None:
     running = await start()
-    assert not running.engine.busy
-    for _ in range(3):
-        _, row = running.submit(plan(range(30), max_tokens=100_000, temperature=1.0))
+    for ends_by_itself in (True, False):
+        assert not running.engine.busy
+        client, row = running.submit(plan(range(30), 300 if ends_by_itself else 100_000))
         await until(lambda row=row: row.emitted > 3)  # type: ignore[misc]
         assert running.engine.busy
-        running.engine.cancel(row)
+        if ends_by_itself:
+            await client.ended.wait()
+        else:
+            running.engine.cancel(row)
         await until(lambda: not running.engine.busy)
 
 
