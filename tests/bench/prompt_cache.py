@@ -5,7 +5,9 @@ prefix with another last question from memory; that question alone, without the 
 is flushed, the worker ended and the files out of the page cache, the prefix with a third question from disk.
 Beside the restore the same files are read by a plain sequential reader. Attention over the prefix is paid
 whatever the prefix cost, so the rest is also timed behind keys and values that are in place already
-(plain_rest.py). How fast files are written is kv_disk.py's question.
+(plain_rest.py). How fast files are written is kv_disk.py's question; what writing them costs a stream is
+asked here: one right behind a prompt whose records are being written, against one on a server without a disk
+tier.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,10 @@ if not __package__:
 
 from mlxpool.shared import backend
 from mlxpool.shared.chat import ChatTokenizer
-from tests.bench import common
+from tests.bench import common, serving
 
 MODEL = "starter"
-HIT_LIMIT, COLD_LIMIT, TWICE_LIMIT, READ_LIMIT = 1.3, 0.1, 2.0, 0.8
+HIT_LIMIT, COLD_LIMIT, TWICE_LIMIT, READ_LIMIT, WRITING_LIMIT = 1.3, 0.1, 2.0, 0.8, 0.98
 _TEXT = (
     "river lamp stone garden window letter winter bridge paper music table horse silver morning forest road "
     "island ship market clock valley harbour bread story mountain village door field rain summer"
@@ -185,15 +187,54 @@ def measure(report: common.Report, starter: Path, rounds: int, tokens: int) -> N
         report.targets.append(common.Target(ratios.name, median, limit, "1", at_most=at_most))
 
 
+def measure_writing(report: common.Report, starter: Path, rounds: int) -> None:
+    """A stream's rate while records of its prompt are written, against one that writes nothing."""
+    tokenizer = ChatTokenizer.open(starter)
+    beside, without = report.row("a stream beside writes", "tokens/s"), report.row("without", "tokens/s")
+    ratios = report.row("a stream beside writes / without", "1")
+    with tempfile.TemporaryDirectory(prefix="mlxpool-bench-") as name, ExitStack() as servers:
+        scratch = Path(name)
+        (scratch / "models").mkdir()
+        (scratch / "models" / MODEL).symlink_to(starter.resolve())
+        ports = []
+        for ssd in ("true", "false"):
+            port = common.free_port()
+            argv = [common.console_script(), "up", "--home", str(scratch / ssd), "--port", str(port)]
+            argv += ["--models", str(scratch / "models"), "--model", MODEL]
+            env = common.clean_environment() | {"MLXPOOL_CACHE_SSD": ssd}
+            servers.enter_context(common.serving(argv, port, scratch / f"{ssd}.log", env=env))
+            first_token_s(port, [{"role": "user", "content": "Hello"}])
+            ports.append(port)
+        for number in range(rounds):
+            taken = {}
+            for port in ports if number % 2 else reversed(ports):
+                # Two prompts' records wait to be written when the second begins to answer.
+                for part in range(2):
+                    messages = [{"role": "user", "content": prefix(10 * number + part, 400, tokenizer)}]
+                    body = {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": 96}
+                    # Whatever it has to say, for so long.
+                    body["logit_bias"] = {"2": -100}
+                    taken[port] = serving.lone_rate(port, body)
+            beside.samples.append(taken[ports[0]])
+            without.samples.append(taken[ports[1]])
+            ratios.samples.append(taken[ports[0]] / taken[ports[1]])
+    median = ratios.settle().median
+    report.targets.append(common.Target(ratios.name, median, WRITING_LIMIT, "1", at_most=False))
+
+
 def main() -> int:
     """Measures and prints the document."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--starter", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=4000)
+    parser.add_argument("--only", choices=("turns", "writing"))
     args = parser.parse_args()
     report = common.report("prompt_cache", starter=str(args.starter), rounds=args.rounds, tokens=args.tokens)
-    measure(report, args.starter, args.rounds, args.tokens)
+    if args.only != "writing":
+        measure(report, args.starter, args.rounds, args.tokens)
+    if args.only != "turns":
+        measure_writing(report, args.starter, 2 * args.rounds)
     return report.emit()
 
 

@@ -32,7 +32,20 @@ def main() -> int:
     parser.add_argument(
         "--only",
         action="append",
-        choices=("startup", "text", "relay", "viewers", "page", "swap", "serving", "engine", "grammar"),
+        choices=(
+            "startup",
+            "text",
+            "relay",
+            "viewers",
+            "page",
+            "swap",
+            "serving",
+            "engine",
+            "grammar",
+            "cache_lookup",
+            "kv_disk",
+            "prompt_cache",
+        ),  # fmt: skip
     )
     parser.add_argument("--out", type=Path, default=common.REPO / "bench-results")
     args = parser.parse_args()
@@ -42,7 +55,7 @@ def main() -> int:
     benches = {
         "startup": [], "text": [], "relay": [], "viewers": [], "page": [],
         "swap": own_starter, "serving": own_starter, "engine": own_starter,
-        "grammar": own_starter,
+        "grammar": own_starter, "cache_lookup": [], "kv_disk": [], "prompt_cache": own_starter,
     }  # fmt: skip
     documents: dict[str, Any] = {}
     failed = False
