@@ -117,8 +117,9 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True
     """Sent every HEARTBEAT_INTERVAL_S by the worker's event loop.
 
     progress: counter of engine steps, prefill chunks, cache restores: it moves whenever work is done.
-    pending: rows the engine still owes work to. A worker with pending work whose progress stands still is
-    stalled; one that only waits for a slow client (pending 0) is not. cache: None for no prompt cache.
+    pending: rows the engine still owes work to, and what a drain or a flush has asked it. A worker with
+    pending work whose progress stands still is stalled; one that only waits for a slow client (pending 0) is
+    not. cache: None for no prompt cache.
     """
 
     progress: int

@@ -223,4 +223,6 @@ def _beat(engine: Engine, status: StatusPipe) -> None:
 
     counters, cache = engine.counters, engine.cache
     told = None if cache is None else control.summarise(cache.stats(), cache.ssd_stats(longest=False))
-    status.send(control.Heartbeat(engine.progress, engine.pending, counters.tokens, told))
+    # An engine that leaves a drain's calls unanswered is as hung as one that leaves its rows.
+    pending = engine.pending + engine.asked
+    status.send(control.Heartbeat(engine.progress, pending, counters.tokens, told))

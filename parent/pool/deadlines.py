@@ -20,8 +20,8 @@ def load_deadline(slot: Slot, limits: Limits) -> float | None:
 
 
 def stall_deadline(slot: Slot, limits: Limits) -> float | None:
-    """When a worker with requests in flight and no progress is given up."""
-    if slot.phase in ("ready", "draining") and slot.running:
+    """When a worker with work and no progress is given up, whether or not anybody waits for it still."""
+    if slot.phase in ("ready", "draining") and slot.works:
         return slot.last_progress + limits.stall_timeout_s
     return None
 

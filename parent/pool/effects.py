@@ -204,7 +204,7 @@ class PoolEffects:
     def go(self, worker: int, spec: ModelSpec) -> None:
         """Send the Launch."""
         process = self.workers[worker].process
-        share = self.caches.launched(worker)
+        share = self.caches.launched(worker, spec.name)
         try:
             launch = self._launch(spec.name, str(process.socket), share)
         except CannotLaunch as err:
@@ -327,7 +327,9 @@ class PoolEffects:
         for task in known.tasks:
             task.cancel()
         known.upstream.close()
-        self.caches.gone(worker)
+        lost = self.caches.gone(worker)
+        if lost is not None:
+            self.log("loss", known.spec.name, lost)
         self.scheduler.on_exit(worker, self._with_tail(known, known.reason or reason) if loading else reason)
         self._changed()
 

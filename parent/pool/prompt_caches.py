@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from mlxpool.shared.control import CacheShare, CacheSummary, DrainReport
-from mlxpool.shared.units import format_count
+from mlxpool.shared.units import format_count, format_duration
 
 from .cache_shares import CacheShares, Move
 from .cache_tally import CacheTally
@@ -70,7 +70,9 @@ class PromptCaches:
         self._shares = CacheShares(total_bytes)
         self._upstream = upstream
         self._background = background
+        self._models: dict[int, str] = {}
         self._on_disk: set[int] = set()
+        self._draining: dict[int, float] = {}  # since when (monotonic)
         self._retry_s: dict[int, float] = {}  # how long those that something was lost to rest next
         self.total_bytes = total_bytes
         self.tally = CacheTally()
@@ -84,8 +86,9 @@ class PromptCaches:
         self._shares.resize(total_bytes)
         self._tell()
 
-    def launched(self, worker: int) -> int:
+    def launched(self, worker: int, model: str) -> int:
         """The share of a worker that is about to be told its model; the others make room for it."""
+        self._models[worker] = model
         share = self._shares.join(worker)
         self._tell()
         return share
@@ -103,14 +106,17 @@ class PromptCaches:
         """The worker drains or stops."""
         self._shares.settle(worker)
 
-    def gone(self, worker: int) -> None:
-        """The worker is no more."""
+    def gone(self, worker: int) -> str | None:
+        """The worker is no more. Returns, for a person, what was lost with it where it died in its drain."""
+        lost = self._cut_short(worker)
+        self._models.pop(worker, None)
         self._shares.leave(worker)
         self._retry_s.pop(worker, None)
         self._on_disk.discard(worker)
         self.tally.ended(worker)
         self.disk_changed()
         self._tell()
+        return lost
 
     def share_of(self, worker: int) -> int:
         """What it may hold now."""
@@ -126,9 +132,8 @@ class PromptCaches:
         try:
             await self._ask(move.worker, "/control/cache", SHARE_TIMEOUT_S, body)
         except NO_ANSWER as err:
-            logger.warning(
-                "worker %d does not take its share of the prompt cache: %s", move.worker, _why(err)
-            )
+            model = self._models.get(move.worker)
+            logger.warning("model %r does not take its share of the prompt cache: %s", model, _why(err))
             if not isinstance(err, TimeoutError):
                 await self._lost(move.worker, unheard=isinstance(err, Unreachable))
                 return
@@ -163,22 +168,43 @@ class PromptCaches:
     async def drain(self, worker: int, timeout_s: float) -> Drained:
         """Drain a worker, for `timeout_s` at most and a margin. Never raises."""
         begun, on_disk = time.monotonic(), worker in self._on_disk
+        self._draining[worker] = begun
         try:
             report = await self._report(worker, "/control/drain", timeout_s)
         except Exception as err:  # whatever it is, the worker must be stopped next
             if not isinstance(err, NO_ANSWER):
-                logger.exception("draining worker %d", worker)
+                logger.exception("draining model %r", self._models.get(worker))
             self.tally.drained(not on_disk)
             why = f"the drain failed after {time.monotonic() - begun:.1f} s ({_why(err)})"
-            lost = ": prompts that were not on disk yet are lost" if on_disk else ""
-            return Drained(not on_disk, f"{why}{lost}")
+            return Drained(not on_disk, why + (self._loss(worker) if on_disk else ""))
+        finally:
+            # Where it died meanwhile, `gone` has told.
+            self._draining.pop(worker, None)
         self.tally.drained(report.durable)
         return Drained(report.durable, described(report, on_disk))
+
+    def _cut_short(self, worker: int) -> str | None:
+        begun = self._draining.pop(worker, None)
+        if begun is None:
+            return None
+        on_disk = worker in self._on_disk
+        self.tally.drained(not on_disk)
+        after = f"the worker ended {time.monotonic() - begun:.1f} s into its drain"
+        return after + self._loss(worker) if on_disk else None
+
+    def _loss(self, worker: int) -> str:
+        told = self.tally.of(worker)
+        known = (
+            f" ({format_count(told.pending, 'record')} waited to be written)" if told and told.pending else ""
+        )
+        return f": prompts that were not on disk yet are lost{known}"
 
     async def flush(self, workers: Mapping[str, int], timeout_s: float) -> FlushReport:
         """Have these workers (model → number) write what is not on disk yet, in parallel. Never raises."""
         begun = time.monotonic()
-        reports = await asyncio.gather(*(self._flush(worker, timeout_s) for worker in workers.values()))
+        reports = await asyncio.gather(
+            *(self._flush(model, worker, timeout_s) for model, worker in workers.items())
+        )
         self.disk_changed()
         return FlushReport(
             durable=all(report.durable for report in reports),
@@ -191,12 +217,12 @@ class PromptCaches:
             models=dict(zip(workers, reports, strict=True)),
         )
 
-    async def _flush(self, worker: int, timeout_s: float) -> DrainReport:
+    async def _flush(self, model: str, worker: int, timeout_s: float) -> DrainReport:
         begun = time.monotonic()
         try:
             return await self._report(worker, "/control/flush", timeout_s)
         except NO_ANSWER as err:
-            logger.warning("worker %d does not flush its prompt cache: %s", worker, _why(err))
+            logger.warning("model %r does not flush its prompt cache: %s", model, _why(err))
             return DrainReport(durable=False, elapsed_ms=round((time.monotonic() - begun) * 1000, 3))
 
     async def _report(self, worker: int, path: str, timeout_s: float) -> DrainReport:
@@ -208,11 +234,17 @@ class PromptCaches:
         upstream = self._upstream(worker)
         if upstream is None:
             raise UpstreamError("it is gone")
-        async with asyncio.timeout(timeout_s), await upstream.request("POST", target, body=body) as answer:
-            told = await answer.read()
-            if answer.status != 200:
-                raise UpstreamError(f"it answers {answer.status}")
-            return told
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                await upstream.request("POST", target, body=body) as answer,
+            ):
+                told = await answer.read()
+                if answer.status != 200:
+                    raise UpstreamError(f"it answers {answer.status}")
+                return told
+        except TimeoutError:
+            raise TimeoutError(f"no answer within {format_duration(timeout_s)}") from None
 
 
 def described(report: DrainReport, on_disk: bool) -> str:
@@ -232,4 +264,6 @@ def described(report: DrainReport, on_disk: bool) -> str:
 
 
 def _why(err: Exception) -> str:
+    if isinstance(err, TimeoutError):
+        return str(err)
     return f"{type(err).__name__}: {err}" if str(err) else type(err).__name__

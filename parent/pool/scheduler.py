@@ -268,7 +268,10 @@ class Scheduler:
     def on_heartbeat(self, worker: int, progress: int, pending: int) -> None:
         """Work done so far, and rows it still owes. A counter that moved, or nothing owed, is progress."""
         slot = self._current(worker)
-        if slot is not None and (progress != slot.progress or pending == 0):
+        if slot is None:
+            return
+        slot.pending = pending
+        if progress != slot.progress or pending == 0:
             slot.progress = progress
             slot.last_progress = self._fx.now()
 
@@ -304,7 +307,7 @@ class Scheduler:
         was_dead_spare, slot.adopted = slot.adopted and slot.phase == "starting", False
         slot.worker, slot.told_go, slot.imported = 0, False, False
         slot.reserved = slot.footprint = slot.loaded_bytes = slot.total_bytes = 0
-        slot.progress, slot.unload_before, slot.keep_alive_s = -1, None, None
+        slot.progress, slot.pending, slot.unload_before, slot.keep_alive_s = -1, 0, None, None
         if slot.phase in ("starting", "loading") and not was_dead_spare:
             self._fail(slot, reason)
         elif slot.phase in ("ready", "draining"):
@@ -340,7 +343,7 @@ class Scheduler:
     def next_deadline(self) -> float | None:
         """When `on_tick` should run next (effects' clock), or None."""
         if self.closed:
-            slots = [s for s in self._processes() if s.running]
+            slots = [s for s in self._processes() if s.works]
             return next_deadline(slots, self.limits)
         times = [next_deadline(self._processes(), self.limits)]
         if self._wants_spare and not self.spare.alive and self.spare.retry_at > self._fx.now():
@@ -418,7 +421,7 @@ class Scheduler:
                     ticket.state = "done"
                     ended = True
                 else:
-                    if not slot.running:
+                    if not slot.works:
                         slot.last_progress = now  # what it did while idle says nothing about a stall
                     ticket.state, ticket.worker = "granted", slot.worker
                     slot.running[ticket.number] = ticket

@@ -74,6 +74,7 @@ class Slot:
     last_granted: float = 0.0
     last_progress: float = 0.0
     progress: int = -1
+    pending: int = 0  # rows its worker owed at its last heartbeat, also of clients that have left
     loaded_bytes: int = 0
     total_bytes: int = 0
     keep_alive_s: float | None = None
@@ -106,6 +107,11 @@ class Slot:
         """Seconds without a ticket after which it is unloaded; None = never."""
         ttl = self.spec.idle_ttl_s if self.keep_alive_s is None else self.keep_alive_s
         return None if ttl is None or ttl < 0 else ttl
+
+    @property
+    def works(self) -> bool:
+        """True while its worker has something to do: requests, or rows that their clients have left."""
+        return bool(self.running) or self.pending > 0
 
     def owes(self, before: int) -> bool:
         """True when it runs a ticket, or queues one that is served before an eviction from `before` on."""

@@ -45,7 +45,7 @@ def main() -> int:
             "cache_lookup",
             "kv_disk",
             "prompt_cache",
-        ),  # fmt: skip
+        ),
     )
     parser.add_argument("--out", type=Path, default=common.REPO / "bench-results")
     args = parser.parse_args()

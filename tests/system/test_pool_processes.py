@@ -205,6 +205,32 @@ async def test_a_hung_engine_is_found_although_its_process_lives(tmp_path: Path)
         assert (await served.chat("a")).status == 200
 
 
+async def test_a_hung_worker_is_ended_although_its_client_has_left(tmp_path: Path):
+    make_scripted_model(tmp_path / "m", "a", hang_at="decode", faulty_runs=1, tokens_per_s=50.0)
+    settings = {"pool.stall_timeout": "2s"}
+    async with serve(tmp_path, models=tmp_path / "m", scripted=True, settings=settings) as served:
+        with pytest.raises(TimeoutError):
+            # Long enough for a heartbeat of the worker that hangs.
+            await asyncio.wait_for(served.stream("a"), 1.5)
+        pid = (await served.worker("a"))["pid"]
+        await gone([pid])
+        assert (await served.chat("a")).status == 200
+
+
+async def test_a_hung_worker_that_is_unloaded_is_not_waited_for_as_long_as_a_drain(tmp_path: Path):
+    make_scripted_model(tmp_path / "m", "a", hang_at="decode", faulty_runs=1, tokens_per_s=50.0)
+    settings = {"pool.stall_timeout": "2s", "pool.drain_timeout": "60s"}
+    async with serve(tmp_path, models=tmp_path / "m", scripted=True, settings=settings) as served:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(served.stream("a"), 1.2)
+        pid = (await served.worker("a"))["pid"]
+        await served.request("POST", "/api/models/a/unload")
+        await gone([pid])
+        assert "crash a: stalled: no progress for 2.0 s" in served.log()
+        # Its socket's end is heard of before its own, or after.
+        await until(lambda: "not on disk yet are lost (1 record waited to be written)" in served.log())
+
+
 async def test_a_load_without_progress_is_given_up(tmp_path: Path):
     make_scripted_model(tmp_path / "m", "a", hang_at="load")
     async with serve(

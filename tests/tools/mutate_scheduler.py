@@ -176,7 +176,21 @@ MUTATIONS: list[tuple[str, str, str, str]] = [
         "while slot.crashes[0] < now - CRASH_WINDOW_S:",
         "while False:",
     ),
-    ("stall", DEADLINES, 'if slot.phase in ("ready", "draining") and slot.running:', "if False:"),
+    ("stall", DEADLINES, 'if slot.phase in ("ready", "draining") and slot.works:', "if False:"),
+    ("a stall whose clients have left", DEADLINES, "and slot.works:", "and slot.running:"),
+    ("a stall in a shutdown's drain", SCHEDULER, "if s.works]", "if s.running]"),
+    (
+        "who comes to a hung worker waits no longer than who was there",
+        SCHEDULER,
+        "if not slot.works:\n                        slot.last_progress",
+        "if not slot.running:\n                        slot.last_progress",
+    ),
+    (
+        "what a process owed is not its successor's",
+        SCHEDULER,
+        "slot.progress, slot.pending, slot.unload_before, slot.keep_alive_s = -1, 0, None, None",
+        "slot.progress, slot.unload_before, slot.keep_alive_s = -1, None, None",
+    ),
     ("a slow client is no stall", SCHEDULER, "or pending == 0", ""),
     ("idle time is no stall", SCHEDULER, "slot.last_progress = now  # what it did", "pass  # what it did"),
     (

@@ -256,7 +256,8 @@ class Engine:
         self._draining = True
         self._process.life.record("drain", rows=len(self._rows))
         start = time.monotonic()
-        if self._script.never_drain:
+        # What memory holds is the engine's to hand out.
+        if self._script.never_drain or self.hung:
             await asyncio.get_running_loop().create_future()
         try:
             timeout_s = float(request.query.get("timeout_s", "120"))

@@ -11,7 +11,7 @@ import pytest
 from mlxpool.parent.pool import prompt_caches
 from mlxpool.parent.pool.prompt_caches import PromptCaches
 from mlxpool.parent.pool.upstream import Unreachable, Upstream, UpstreamError
-from mlxpool.shared.control import CacheShare
+from mlxpool.shared.control import CacheShare, CacheSummary
 from tests.tools.served import until
 
 
@@ -43,7 +43,10 @@ class FakeWorker(Upstream):
     async def request(  # type: ignore[override]
         self, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b""
     ) -> Answer:
-        assert (method, target, headers) == ("POST", "/control/cache", None)
+        assert (method, headers) == ("POST", None)
+        if target.startswith("/control/drain"):
+            await asyncio.get_running_loop().create_future()
+        assert target == "/control/cache"
         self.told.append(msgspec.json.decode(body, type=CacheShare).ram_bytes)
         fate = self.fates.pop(0) if self.fates else 200
         if isinstance(fate, Exception):
@@ -62,7 +65,7 @@ class Pool:
         self.tasks: set[asyncio.Task[None]] = set()
         self.caches = PromptCaches(total_bytes, self.workers.get, self._background)
         for worker in self.workers:
-            self.caches.launched(worker)
+            self.caches.launched(worker, f"m{worker}")
             self.caches.ready(worker)
 
     def _background(self, worker: int, work: Coroutine[None, None, None]) -> None:
@@ -137,7 +140,7 @@ async def test_one_that_says_nothing_holds_up_no_raise_that_is_free_without_it(
     assert pool.held() == [450, 450]
     silent.fates = [None]
     pool.workers[3] = others[1]
-    pool.caches.launched(3)
+    pool.caches.launched(3, "m3")
     pool.caches.ready(3)
     await until(lambda: pool.held() == [450, 300, 150])
     for task in pool.tasks:
@@ -152,3 +155,40 @@ async def test_a_worker_that_is_gone_is_told_nothing_more() -> None:
     pool.caches.gone(1)
     await pool.settle()
     assert (first.told, second.told, pool.held()) == ([450], [900], [900])
+
+
+async def test_what_a_worker_takes_along_that_dies_in_its_drain_is_said() -> None:
+    pool = Pool(900, FakeWorker())
+    pool.caches.has_disk(1)
+    pool.caches.heard(1, "m1", CacheSummary(pending=3))
+    drain = asyncio.ensure_future(pool.caches.drain(1, 60))
+    await pool.first_answers()
+    drain.cancel()
+    assert pool.caches.gone(1) == (
+        "the worker ended 0.0 s into its drain: prompts that were not on disk yet are lost "
+        "(3 records waited to be written)"
+    )
+    assert pool.caches.tally.drains == {True: 0, False: 1}
+
+
+async def test_a_worker_that_dies_in_no_drain_or_keeps_nothing_on_disk_loses_nothing() -> None:
+    pool = Pool(900, FakeWorker(), FakeWorker())
+    pool.caches.has_disk(1)
+    assert pool.caches.gone(1) is None
+    drain = asyncio.ensure_future(pool.caches.drain(2, 60))
+    await pool.first_answers()
+    drain.cancel()
+    assert pool.caches.gone(2) is None
+    assert pool.caches.tally.drains == {True: 1, False: 0}
+
+
+async def test_a_drain_without_an_answer_says_how_long_was_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_caches, "REPORT_MARGIN_S", 0.05)
+    pool = Pool(900, FakeWorker())
+    pool.caches.has_disk(1)
+    ended = await pool.caches.drain(1, 0.05)
+    assert not ended.durable
+    assert ended.text == (
+        "the drain failed after 0.1 s (no answer within 0.1 s): prompts that were not on disk yet are lost"
+    )
+    assert pool.caches.gone(1) is None

@@ -503,6 +503,99 @@ def test_a_worker_that_only_waits_for_a_slow_client_is_not_stalled():
     assert ticket.state == "granted"
 
 
+def hung_and_left(world: World, **limits: float) -> Scheduler:
+    """A pool whose model "a" has stood still since now, owing a row whose client has just left."""
+    pool = world.pool(20, stall_timeout_s=60, **limits)
+    ticket = pool.on_request(model("a"))
+    world.step("a")
+    pool.on_heartbeat(ticket.worker, progress=7, pending=1)
+    pool.on_done(ticket)
+    return pool
+
+
+def still_hung(world: World, pool: Scheduler, seconds: int) -> None:
+    """Heartbeats that say so, for as long."""
+    worker = world.alive("a")
+    assert worker is not None
+    for _ in range(seconds):
+        world.clock += 1
+        pool.on_heartbeat(worker.number, progress=7, pending=1)
+        pool.on_tick()
+
+
+def test_a_hung_worker_is_given_up_although_its_clients_have_left():
+    world = World()
+    pool = hung_and_left(world)
+    assert pool.next_deadline() == world.clock + 60
+    still_hung(world, pool, 59)
+    assert pool.slots["a"].phase == "ready"
+    still_hung(world, pool, 1)
+    assert (pool.slots["a"].phase, pool.counters.crashes) == ("stopping", 1)
+    assert world.events[-1] == ("crash", "a", "stalled: no progress for 60 s")
+    world.run()
+    ticket = pool.on_request(model("a"))
+    world.step("a")
+    assert ticket.state == "granted"
+
+
+def test_who_comes_to_a_hung_worker_waits_for_what_is_left_of_its_time():
+    world = World()
+    pool = hung_and_left(world)
+    still_hung(world, pool, 50)
+    for _ in range(3):  # nor does it live longer because others come and leave
+        pool.on_done(pool.on_request(model("a")))
+    late = pool.on_request(model("a"))
+    assert late.state == "granted"
+    still_hung(world, pool, 10)
+    [(revoked, err)] = world.revoked
+    assert (revoked, err.code) == (late, "worker_crashed")
+
+
+def test_a_worker_that_ends_the_work_of_clients_that_left_is_idle_again():
+    world = World()
+    pool = hung_and_left(world)
+    still_hung(world, pool, 40)
+    worker = world.alive("a")
+    assert worker is not None
+    pool.on_heartbeat(worker.number, progress=8, pending=0)
+    world.clock += 600
+    pool.on_tick()
+    assert pool.slots["a"].phase == "ready"
+
+
+def test_what_a_dead_worker_owed_is_no_stall_of_the_next_one():
+    world = World()
+    pool = hung_and_left(world)
+    world.exit("a")
+    world.load(model("a"))
+    world.clock += 600
+    pool.on_tick()
+    assert pool.slots["a"].phase == "ready"
+
+
+def test_a_drain_that_stands_still_with_work_pending_ends_like_any_stall():
+    world = World()
+    pool = hung_and_left(world)
+    pool.on_unload("a")
+    waiting = pool.on_request(model("a"))
+    assert pool.slots["a"].phase == "draining"
+    still_hung(world, pool, 60)
+    assert pool.slots["a"].phase == "stopping"
+    world.step("a")
+    world.step("a")
+    assert waiting.state == "granted"
+
+
+def test_a_hung_worker_holds_up_no_shutdown_for_longer_than_its_stall():
+    world = World()
+    pool = hung_and_left(world)
+    pool.on_shutdown()
+    assert pool.next_deadline() == world.clock + 60
+    still_hung(world, pool, 60)
+    world.step("a")
+    assert pool.empty
+
+
 def test_time_spent_idle_does_not_count_as_a_stall():
     world = World()
     pool = world.pool(20, stall_timeout_s=60)

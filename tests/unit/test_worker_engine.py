@@ -404,6 +404,16 @@ async def test_a_call_finds_that_the_rows_cancelled_before_it_have_left(start: S
         assert await running.engine.call(lambda row=row: row.ended)  # type: ignore[misc]
 
 
+async def test_a_call_that_the_engine_does_not_answer_is_owed(start: Start) -> None:
+    running = await start()
+    let_go = threading.Event()
+    asked = asyncio.ensure_future(running.engine.call(let_go.wait))
+    await until(lambda: running.engine.asked == 1)
+    let_go.set()
+    assert await asked
+    assert running.engine.asked == 0
+
+
 ENGINE_THAT_DIES = """
 import asyncio, pathlib, sys
 from mlxpool.worker.engine.admission import KvCost, LayerKv

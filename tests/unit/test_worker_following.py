@@ -14,10 +14,11 @@ from mlx_lm.models.cache import KVCache
 from mlxpool.shared.control import CacheLaunch
 from mlxpool.worker.cache import durability
 from mlxpool.worker.cache.restore import Restore
-from mlxpool.worker.engine import prefill
+from mlxpool.worker.engine import following, prefill
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.prefill import Prefills
+from mlxpool.worker.engine.prompt import Prompt
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.text.events import Failure, Finish
 from tests.tools import tiny_models
@@ -217,6 +218,26 @@ async def test_a_restore_whose_first_row_left_is_a_hit_of_the_next(
     assert running.engine.cache is not None
     stats = running.engine.cache.stats()
     assert (stats.hits, stats.misses, stats.cached_tokens) == (1, 0, 600)
+
+
+def waited_for(prompt: Sequence[int]) -> Prompt:
+    made = Prompt(prompt, "", [])
+    made.rows.append(Row(plan(prompt), None, lambda _: None))  # type: ignore[arg-type]
+    return made
+
+
+def test_nobody_follows_one_that_will_go_on_past_what_they_share_or_waits_for_itself() -> None:
+    shared = ids(1, 800)
+    leader, follower = (waited_for([*shared, seed, *ids(seed, 39)]) for seed in (2, 3))
+    follower.follows, follower.parts_at = leader, 800
+    newcomer = waited_for([*shared[:400], 4, *ids(4, 39)])
+    assert following.ahead(newcomer, [follower, leader], []) == (leader, 400)
+    leader.done = 401
+    assert following.ahead(newcomer, [follower, leader], []) is None
+    assert following.ahead(leader, [follower, leader], []) is None
+    other = waited_for([*shared, 5, *ids(5, 39)])
+    assert following.ahead(other, [follower, leader], []) == (follower, 800)
+    assert following.ahead(other, [follower, leader], [leader]) is None
 
 
 class NoMemory:

@@ -119,6 +119,7 @@ class Engine:
         self._nudged = False  # guarded by _wake: a mark was set, look before sleeping
         self._calls: deque[Callable[[], None]] = deque()  # guarded by _wake
         self._owed = 0  # rows not ended yet; event loop only
+        self._asked = 0  # calls not answered yet; event loop only
         self._submitted = 0  # event loop only
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._stopping = False  # written by the event loop alone
@@ -185,7 +186,11 @@ class Engine:
             self._calls.append(run)
             self._nudged = True
             self._wake.notify()
-        return await done
+        self._asked += 1
+        try:
+            return await done
+        finally:
+            self._asked -= 1
 
     @property
     def busy(self) -> bool:
@@ -201,6 +206,11 @@ class Engine:
     def pending(self) -> int:
         """Rows the engine still owes work to."""
         return self._owed
+
+    @property
+    def asked(self) -> int:
+        """Calls it still owes an answer."""
+        return self._asked
 
     def _deliver(self, outbox: Sequence[tuple[Row, list[Event]]], ended: int) -> None:
         self._owed -= ended
