@@ -13,6 +13,9 @@ from mlx_lm.models.cache import KVCache
 
 from mlxpool.shared.control import CacheLaunch
 from mlxpool.worker.cache import durability
+from mlxpool.worker.cache.layers import layout_of
+from mlxpool.worker.cache.prompt_cache import PromptCache
+from mlxpool.worker.cache.ram import RamTier
 from mlxpool.worker.cache.restore import Restore
 from mlxpool.worker.engine import following, prefill
 from mlxpool.worker.engine.admission import KvCost, LayerKv
@@ -316,3 +319,16 @@ def test_a_kept_prefill_goes_when_those_that_wait_are_of_another_namespace() -> 
         assert (prompt in prefills._prompts) == kept
         prefills.drop_kept()
         assert prefills.kept_bytes(cost) == 0
+
+
+def test_a_row_that_had_to_make_room_in_its_prefill_is_looked_up_again_and_counted_once() -> None:
+    layout = layout_of([KVCache()])
+    assert layout is not None
+    cache = PromptCache(layout, lambda: [KVCache()], RamTier(1 << 20), lambda: None)
+    prefills = Prefills(None, lambda: [KVCache()], ChunkWidth("cpu", WIDTH), cache)
+    row = Row(plan(ids(1, 300)), None, lambda _: None)  # type: ignore[arg-type]
+    for _ in range(2):
+        prefills.attach(row)
+        prefills.discard([row])
+        row.requeue()
+    assert (cache.hits, cache.misses) == (0, 1)
