@@ -538,6 +538,14 @@ def test_a_hung_worker_is_given_up_although_its_clients_have_left():
     assert ticket.state == "granted"
 
 
+def test_a_worker_that_falls_silent_owing_work_is_given_up_although_its_clients_have_left():
+    world = World()
+    pool = hung_and_left(world)
+    world.clock += 60
+    pool.on_tick()
+    assert pool.slots["a"].phase == "stopping"
+
+
 def test_who_comes_to_a_hung_worker_waits_for_what_is_left_of_its_time():
     world = World()
     pool = hung_and_left(world)
