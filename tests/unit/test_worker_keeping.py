@@ -240,3 +240,20 @@ async def test_what_is_no_file_under_a_records_name_gives_way_to_the_record(
         return
     assert report.durable
     assert (await (await start(cache=on_disk(tmp_path))).ask(plan(ids(1, 700)))).usage.cached_tokens == 699
+
+
+async def test_a_look_up_that_fails_is_a_miss(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlxpool.worker.cache import records
+
+    running = await start(cache=CacheLaunch(ram_bytes=1 << 28))
+    first = await running.ask(plan(ids(1, 700)))
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(records, "find", broken)
+        clients = await asyncio.gather(running.ask(plan(ids(1, 700))), running.ask(plan(ids(2, 800))))
+    assert clients[0].text == first.text
+    assert [client.usage.cached_tokens for client in clients] == [0, 0]
+    assert (await running.ask(plan(ids(1, 700)))).usage.cached_tokens == 699

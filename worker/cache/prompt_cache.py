@@ -97,7 +97,11 @@ class PromptCache:
 
     def reach(self, ids: Sequence[int], namespace: str) -> int:
         """How long a prefix of this prompt could be restored."""
-        found = self.find(np.array(ids, dtype=np.uint32), namespace)
+        try:
+            found = self.find(np.array(ids, dtype=np.uint32), namespace)
+        except Exception:
+            traceback.print_exc()
+            return 0
         return 0 if found is None else found.length
 
     def count(self, cached_tokens: int) -> None:

@@ -38,7 +38,11 @@ class Restore:
         self._reading: Reading | None = None
         self._tries = 0
         self._coming_bytes = 0
-        self._begin()
+        try:
+            self._begin()
+        except Exception:
+            traceback.print_exc()
+            self.cancel()
 
     def _begin(self) -> None:
         self._tries += 1
