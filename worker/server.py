@@ -84,7 +84,6 @@ class Server:
         self._token_bytes = TokenBytes(tokenizer)
         self._preparer = preparer
         self._grammars = grammars
-        self._kv = control.KvStats(loaded.dtype, loaded.cache_classes)
         self._requests = 0
         self._refused = 0
         self._open = 0
@@ -148,7 +147,7 @@ class Server:
                 open_grammars=self._grammars.open_constraints,
                 prompt_cache=control.PromptCacheStats() if cache is None else cache.stats(),
                 ssd_cache=None if cache is None else cache.ssd_stats(),
-                kv=self._kv,
+                kv=control.KvStats(self._loaded.dtype, self._loaded.cache_classes),
             )
         )
 
