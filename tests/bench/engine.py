@@ -272,10 +272,10 @@ async def fairness(bench: Bench, report: common.Report) -> None:
     chunks: list[float] = []
     run = Prefills.run
 
-    def timed(self: Prefills, of: Prompt, end: int) -> None:
+    def timed(self: Prefills, of: Prompt, end: int, alone: bool) -> None:
         began_s = time.perf_counter()
-        run(self, of, end)
-        if of.end > SHORT_PROMPT_TOKENS:
+        run(self, of, end, alone)
+        if of.end > SHORT_PROMPT_TOKENS and not alone:
             chunks.append(time.perf_counter() - began_s)
             progress[0] = of.done / of.end
 
