@@ -32,9 +32,7 @@ def test_models_together() -> None:
     tally = CacheTally()
     tally.heard(1, "a", CacheSummary(bytes=1, hits=1, ssd_bytes=10, pending=1, off="disk full"))
     tally.heard(2, "b", CacheSummary(bytes=2, hits=2, ssd_bytes=20, restore_ms_last=3.5))
-    assert tally.all() == CacheSummary(
-        bytes=3, hits=3, pending=1, off="disk full", restore_ms_last=3.5
-    )
+    assert tally.all() == CacheSummary(bytes=3, hits=3, pending=1, off="disk full", restore_ms_last=3.5)
 
 
 def test_one_that_never_spoke_leaves_nothing() -> None:
