@@ -282,7 +282,9 @@ async def test_commands_refuse_bodies_they_do_not_know(tmp_path: Path, models: P
 
 async def test_health_and_pool_answer_while_a_worker_hangs(tmp_path: Path, models: Path):
     make_scripted_model(models, "hung", hang_at="prefill")
-    async with serve(tmp_path, models=models, scripted=True) as served:
+    # The end waits for a drain that never comes.
+    settings = {"pool.drain_timeout": "1s"}
+    async with serve(tmp_path, models=models, scripted=True, settings=settings) as served:
         stuck = asyncio.create_task(served.chat("hung"))
         await served.until_state("hung", "ready")
         assert (await served.request("GET", "/health")).body["status"] == "ok"
