@@ -26,7 +26,7 @@ from mlxpool.shared import checkpoint
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.worker.engine.admission import KvCost, LayerKv
-from mlxpool.worker.engine.engine import Loaded
+from mlxpool.worker.engine.terms import Loaded
 
 # Weights evaluated at once: many lines of progress for a large model, one or two for a small one, and
 # what exists twice while it is cast.

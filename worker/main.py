@@ -23,7 +23,8 @@ from mlxpool.shared import tether
 
 if TYPE_CHECKING:
     from mlxpool.shared.control import Launch, Status
-    from mlxpool.worker.engine.engine import Engine, Loaded
+    from mlxpool.worker.engine.engine import Engine
+    from mlxpool.worker.engine.terms import Loaded
 
 LOAD_FAILED_EXIT_CODE = 3
 
@@ -145,7 +146,8 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
     from mlxpool.worker import load
     from mlxpool.worker.cache.open import open_cache
     from mlxpool.worker.engine.chunks import ChunkWidth
-    from mlxpool.worker.engine.engine import Engine, Limits
+    from mlxpool.worker.engine.engine import Engine
+    from mlxpool.worker.engine.terms import Limits
     from mlxpool.worker.grammar.service import GrammarService
     from mlxpool.worker.request.families import families, model_text
     from mlxpool.worker.request.plan import defaults
@@ -222,7 +224,7 @@ def _beat(engine: Engine, status: StatusPipe) -> None:
     from mlxpool.shared import control
 
     counters, cache = engine.counters, engine.cache
-    told = None if cache is None else control.summarise(cache.stats(), cache.ssd_stats(longest=False))
+    told = None if cache is None else control.summarise(cache.stats(), cache.ssd_stats())
     # An engine that leaves a drain's calls unanswered is as hung as one that leaves its rows.
     pending = engine.pending + engine.asked
     status.send(control.Heartbeat(engine.progress, pending, counters.tokens, told))

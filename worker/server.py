@@ -29,8 +29,9 @@ from mlxpool.shared import control, errors
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.worker.cache import durability
-from mlxpool.worker.engine.engine import Engine, Loaded
+from mlxpool.worker.engine.engine import Engine
 from mlxpool.worker.engine.row import Row
+from mlxpool.worker.engine.terms import Loaded
 from mlxpool.worker.grammar.service import GrammarService
 from mlxpool.worker.load import backend
 from mlxpool.worker.mailbox import Mailbox

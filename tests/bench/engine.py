@@ -32,9 +32,10 @@ import mlx.core as mx
 
 from mlxpool.shared import backend
 from mlxpool.worker.engine.chunks import TARGET_S, ChunkWidth
-from mlxpool.worker.engine.engine import Engine, Limits, Loaded
+from mlxpool.worker.engine.engine import Engine
 from mlxpool.worker.engine.prefill import Prefills, Prompt
 from mlxpool.worker.engine.row import Row
+from mlxpool.worker.engine.terms import Limits, Loaded
 from mlxpool.worker.load import backend as mlx_backend
 from mlxpool.worker.load import load
 from mlxpool.worker.request.plan import Plan, Sampling

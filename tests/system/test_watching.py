@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from tests.tools.scripted_script import expected_text, make_scripted_model, read_events
-from tests.tools.served import Served, chat_body, serve, until
+from tests.tools.served import Answer, Served, chat_body, serve, until
 
 
 @pytest.fixture
@@ -274,83 +274,68 @@ async def test_a_reload_while_a_model_loads_loses_no_request_and_no_process(tmp_
         assert sorted(live) == sorted(served.worker_pids())
 
 
-@pytest.mark.parametrize(
-    "later",
-    [
-        pytest.param('[pool]\nmemory_budget = "1400MB"\n', id="nothing"),
-        pytest.param(
-            '[pool]\nmemory_budget = "1400MB"\n[cache]\nverify = false\n', id="how prompts are kept"
-        ),
-        pytest.param('[pool]\nmemory_budget = "3GB"\n', id="more memory"),
-        pytest.param('[pool]\nmemory_budget = "1400MB"\n[models."b"]\ncontext = 512\n', id="its context"),
-    ],
-)
-async def test_a_reload_while_a_model_waits_for_room_is_what_it_is_then_loaded_by(tmp_path: Path, later: str):
-    folder = tmp_path / "m"
-    make_scripted_model(folder, "a", weights_bytes=400_000_000, drain_s=1.0)
-    make_scripted_model(folder, "b", weights_bytes=400_000_000)
-    first = '[pool]\nmemory_budget = "1400MB"\n'
-    no_prompts = {"cache.ram": "0"}
-    async with serve(tmp_path, models=folder, scripted=True, config=first, settings=no_prompts) as served:
+# Holds one of two models of 400 MB.
+ROOM_FOR_ONE = '[pool]\nmemory_budget = "1400MB"\n'
+
+
+@contextlib.asynccontextmanager
+async def one_waits_for_room(
+    tmp_path: Path, config: str = ROOM_FOR_ONE, b_in: str = "m"
+) -> AsyncIterator[tuple[Served, asyncio.Task[Answer]]]:
+    """b's request waits while a, which holds the room, drains for a second."""
+    make_scripted_model(tmp_path / "m", "a", weights_bytes=400_000_000, drain_s=1.0)
+    make_scripted_model(tmp_path / b_in, "b", weights_bytes=400_000_000)
+    settings = {"cache.ram": "0"}
+    async with serve(
+        tmp_path, models=tmp_path / "m", scripted=True, config=config, settings=settings
+    ) as served:
         await served.chat("a")
         waiting = asyncio.create_task(served.chat("b", "q"))
         await served.until_state("b", "starting")
+        yield served, waiting
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        pytest.param(ROOM_FOR_ONE, id="nothing"),
+        pytest.param(ROOM_FOR_ONE + "[cache]\nverify = false\n", id="how prompts are kept"),
+        pytest.param('[pool]\nmemory_budget = "3GB"\n', id="more memory"),
+        pytest.param(ROOM_FOR_ONE + '[models."b"]\ncontext = 512\n', id="its context"),
+    ],
+)
+async def test_a_reload_while_a_model_waits_for_room_is_what_it_is_then_loaded_by(tmp_path: Path, later: str):
+    async with one_waits_for_room(tmp_path) as (served, waiting):
         assert await served.state("a") == "draining"
         assert "changed" in await reload(served, later, "http")
         assert (await waiting).text == expected_text("b", "q")
         stats = (await served.request("GET", "/api/models/b/stats")).body
         assert stats["admission"]["enforced_context"] == (512 if "512" in later else 2048)
         # It was launched under the settings of now: there is nothing to load it anew for.
-        starts = [event for event in read_events(folder / "b") if event["event"] == "started"]
+        starts = [event for event in read_events(tmp_path / "m" / "b") if event["event"] == "started"]
         assert len(starts) == 1
         assert "Traceback" not in served.log()
 
 
 async def test_who_waits_for_a_model_that_the_new_budget_can_not_hold_hears_so(tmp_path: Path):
-    folder = tmp_path / "m"
-    make_scripted_model(folder, "a", weights_bytes=400_000_000, drain_s=1.0)
-    make_scripted_model(folder, "b", weights_bytes=400_000_000)
-    first = '[pool]\nmemory_budget = "1400MB"\n'
-    no_prompts = {"cache.ram": "0"}
-    async with serve(tmp_path, models=folder, scripted=True, config=first, settings=no_prompts) as served:
-        await served.chat("a")
-        waiting = asyncio.create_task(served.chat("b", "q"))
-        await served.until_state("b", "starting")
+    async with one_waits_for_room(tmp_path) as (served, waiting):
         await reload(served, '[pool]\nmemory_budget = "500MB"\n', "http")
         refused = await waiting
         assert (refused.status, refused.code) == (400, "model_too_large")
 
 
 async def test_who_waits_for_a_model_that_a_reload_takes_away_is_served_once_more(tmp_path: Path):
-    folder = tmp_path / "m"
-    make_scripted_model(folder, "a", weights_bytes=400_000_000, drain_s=1.0)
-    make_scripted_model(tmp_path / "elsewhere", "b", weights_bytes=400_000_000)
-    first = '[pool]\nmemory_budget = "1400MB"\n'
     named = f'[models."b"]\npath = "{tmp_path}/elsewhere/b"\n'
-    no_prompts = {"cache.ram": "0"}
-    async with serve(
-        tmp_path, models=folder, scripted=True, config=first + named, settings=no_prompts
-    ) as served:
-        await served.chat("a")
-        waiting = asyncio.create_task(served.chat("b", "q"))
-        await served.until_state("b", "starting")
-        await reload(served, first, "http")
+    async with one_waits_for_room(tmp_path, ROOM_FOR_ONE + named, "elsewhere") as (served, waiting):
+        await reload(served, ROOM_FOR_ONE, "http")
         assert (await waiting).text == expected_text("b", "q")
         assert (await served.chat("b", "q")).status == 404
 
 
 async def test_who_waits_for_a_model_whose_files_break_meanwhile_hears_what_is_wrong(tmp_path: Path):
-    folder = tmp_path / "m"
-    make_scripted_model(folder, "a", weights_bytes=400_000_000, drain_s=1.0)
-    make_scripted_model(folder, "b", weights_bytes=400_000_000)
-    first = '[pool]\nmemory_budget = "1400MB"\n'
-    no_prompts = {"cache.ram": "0"}
-    async with serve(tmp_path, models=folder, scripted=True, config=first, settings=no_prompts) as served:
-        await served.chat("a")
-        waiting = asyncio.create_task(served.chat("b", "q"))
-        await served.until_state("b", "starting")
-        (folder / "b" / "config.json").write_text("{")
-        assert "changed" in await reload(served, first, "http")
+    async with one_waits_for_room(tmp_path) as (served, waiting):
+        (tmp_path / "m" / "b" / "config.json").write_text("{")
+        assert "changed" in await reload(served, ROOM_FOR_ONE, "http")
         refused = await waiting
         assert (refused.status, refused.code) == (503, "load_failed")
         assert "config.json" in refused.body["error"]["message"]

@@ -14,8 +14,9 @@ from mlxpool.shared.control import CacheLaunch, Launch
 from mlxpool.worker.cache.open import open_cache
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.constraint import Constraint
-from mlxpool.worker.engine.engine import Engine, Limits, Loaded
+from mlxpool.worker.engine.engine import Engine
 from mlxpool.worker.engine.row import Row
+from mlxpool.worker.engine.terms import Limits, Loaded
 from mlxpool.worker.load import load
 from mlxpool.worker.request.plan import Plan, Sampling
 from mlxpool.worker.text.answer import AnswerText

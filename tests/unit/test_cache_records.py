@@ -27,6 +27,12 @@ def layout(*sliced: bool) -> Layout:
     return Layout(tuple(Leaf("a cache", one) for one in sliced))
 
 
+def record_at(first_parent: bytes, ids: Ids, end: int) -> Record:
+    """The record that ends at `end` of these tokens."""
+    *_, last = records.chain(first_parent, ids[:end])
+    return last
+
+
 class Held(NamedTuple):
     """A record and what is there of it. prefix: all tokens up to its end."""
 
@@ -47,7 +53,7 @@ class Shelf:
     def put(self, tokens: Iterable[int], end: int, namespace: str = "", *, state: bool = False) -> Record:
         """The record that ends at `end` of these tokens, with its slice."""
         prefix = tuple(tokens)[:end]
-        record = records.record_at(records.root(namespace), ids_of(prefix), end)
+        record = record_at(records.root(namespace), ids_of(prefix), end)
         self.held[record.name] = Held(record, namespace, prefix, slice=True, state=state, told=True)
         return record
 
@@ -186,7 +192,7 @@ def test_a_prefix_is_cut_into_whole_records_and_a_short_one() -> None:
         (512, 600, False),
     ]
     assert [record.parent for record in cut] == [records.root(""), cut[0].name, cut[1].name]
-    assert records.record_at(records.root(""), ids_of(range(600)), 512) == cut[1]
+    assert record_at(records.root(""), ids_of(range(600)), 512) == cut[1]
 
 
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 512, 600])

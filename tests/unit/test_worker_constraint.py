@@ -15,7 +15,7 @@ from mlx_lm.models import gpt_bigcode
 from mlxpool.shared.errors import error
 from mlxpool.worker.engine import admission
 from mlxpool.worker.engine.admission import KvCost, LayerKv
-from mlxpool.worker.engine.engine import Limits
+from mlxpool.worker.engine.terms import Limits
 from mlxpool.worker.text.events import Failure, Finish, Usage
 from mlxpool.worker.text.format import AnswerFormat
 from tests.tools.engine_fixture import Start

@@ -16,7 +16,6 @@ import mlx.core as mx
 import msgspec
 import pytest
 from mlx_lm.generate import generate_step
-from mlx_lm.models import gemma2, gpt_bigcode
 from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
@@ -24,13 +23,14 @@ from mlxpool.worker.engine import admission
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.batch import DecodeBatch, shares_passes
 from mlxpool.worker.engine.chunks import ChunkWidth
-from mlxpool.worker.engine.engine import ENGINE_DIED_EXIT_CODE, Engine, Limits, Loaded
+from mlxpool.worker.engine.engine import ENGINE_DIED_EXIT_CODE, Engine
 from mlxpool.worker.engine.row import Row
+from mlxpool.worker.engine.terms import Limits, Loaded
 from mlxpool.worker.load import LoadError, load
 from mlxpool.worker.text.answer import AnswerText
 from mlxpool.worker.text.detokeniser import ByteDetokeniser
 from mlxpool.worker.text.events import Failure, Finish, Usage
-from tests.tools import tiny_models
+from tests.tools import rowless_models, tiny_models
 from tests.tools.engine_fixture import Start
 from tests.tools.running_engine import Client, Running, plan, until
 from tests.tools.tiny_fixture import TinyModels
@@ -286,20 +286,8 @@ async def test_rows_without_a_limit_that_outgrow_the_pool_take_turns_and_lose_no
     assert [client.events[-2:] for client, _ in rows] == [client.events[-2:] for client in alone]
 
 
-GEMMA2 = gemma2.ModelArgs(
-    model_type="gemma2", hidden_size=64, num_hidden_layers=2, intermediate_size=64, num_attention_heads=4,
-    head_dim=16, rms_norm_eps=1e-5, vocab_size=256, num_key_value_heads=2,
-)  # fmt: skip
-GPT_BIGCODE = gpt_bigcode.ModelArgs(
-    model_type="gpt_bigcode", n_embd=64, n_layer=2, n_inner=64, n_head=4, n_positions=512,
-    layer_norm_epsilon=1e-5, vocab_size=256,
-)  # fmt: skip
-
-
 # mlx-lm's Gemma 2 takes a batch's mask of rows for one of KV heads; its GPT-BigCode fails on a batch.
-@pytest.mark.parametrize(
-    "make", [lambda: gemma2.Model(GEMMA2), lambda: gpt_bigcode.Model(GPT_BIGCODE)], ids=["gemma2", "bigcode"]
-)
+@pytest.mark.parametrize("make", rowless_models.MAKERS.values(), ids=rowless_models.MAKERS)
 async def test_rows_that_mlx_lm_would_mix_in_a_batch_get_their_own_text_side_by_side(
     start: Start, make: Callable[[], Any]
 ) -> None:
@@ -418,7 +406,8 @@ ENGINE_THAT_DIES = """
 import asyncio, pathlib, sys
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.chunks import ChunkWidth
-from mlxpool.worker.engine.engine import Engine, Limits
+from mlxpool.worker.engine.engine import Engine
+from mlxpool.worker.engine.terms import Limits
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.load import load
 from mlxpool.worker.request.plan import Plan, Sampling

@@ -7,7 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models import gemma2, gpt_bigcode
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -23,7 +22,7 @@ from mlxpool.worker.engine.row import Row
 from mlxpool.worker.load import load
 from mlxpool.worker.request.plan import Plan
 from mlxpool.worker.text.events import Failure, Finish
-from tests.tools import tiny_models
+from tests.tools import rowless_models, tiny_models
 from tests.tools.engine_fixture import Start
 from tests.tools.running_engine import Client, Running, plan, until
 from tests.tools.tiny_fixture import TinyModels
@@ -168,20 +167,8 @@ def test_only_caches_that_are_keys_and_values_by_position_take_part() -> None:
         assert padded.longest([KVCache(), other]) == 0
 
 
-GEMMA2 = gemma2.ModelArgs(
-    model_type="gemma2", hidden_size=64, num_hidden_layers=2, intermediate_size=64, num_attention_heads=4,
-    head_dim=16, rms_norm_eps=1e-5, vocab_size=256, num_key_value_heads=2,
-)  # fmt: skip
-GPT_BIGCODE = gpt_bigcode.ModelArgs(
-    model_type="gpt_bigcode", n_embd=64, n_layer=2, n_inner=64, n_head=4, n_positions=512,
-    layer_norm_epsilon=1e-5, vocab_size=256,
-)  # fmt: skip
-
-
 # Rows of these two can't decode together.
-@pytest.mark.parametrize(
-    "make", [lambda: gemma2.Model(GEMMA2), lambda: gpt_bigcode.Model(GPT_BIGCODE)], ids=["gemma2", "bigcode"]
-)
+@pytest.mark.parametrize("make", rowless_models.MAKERS.values(), ids=rowless_models.MAKERS)
 def test_models_whose_masks_know_no_rows_prefill_together_all_the_same(make: Callable[[], Any]) -> None:
     mx.random.seed(3)
     model = make()

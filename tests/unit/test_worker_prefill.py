@@ -19,9 +19,9 @@ from mlx_lm.models.cache import (
 
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.chunks import ChunkWidth
-from mlxpool.worker.engine.engine import Limits
 from mlxpool.worker.engine.prefill import Prefills, copy_caches
 from mlxpool.worker.engine.row import Row
+from mlxpool.worker.engine.terms import Limits
 from mlxpool.worker.text.events import Failure, Finish
 from tests.tools import tiny_models
 from tests.tools.engine_fixture import Start

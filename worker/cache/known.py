@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mlxpool.shared.kv.names import Kind
 from mlxpool.worker.cache.ram import Gone, Part, RamTier
-from mlxpool.worker.cache.records import KINDS, Ids, Kind, Piece, Record
+from mlxpool.worker.cache.records import KINDS, Ids, Piece, Record
 from mlxpool.worker.cache.ssd import SsdTier
 
 # What waits to be written, by a record's name and which part of it.

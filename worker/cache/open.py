@@ -13,7 +13,8 @@ from mlxpool.worker.cache.ram import RamTier
 from mlxpool.worker.cache.records import Piece
 from mlxpool.worker.cache.ssd import SsdTier
 from mlxpool.worker.cache.writer import Writer
-from mlxpool.worker.engine.engine import Engine, Loaded
+from mlxpool.worker.engine.engine import Engine
+from mlxpool.worker.engine.terms import Loaded
 
 
 def open_cache(launch: Launch, loaded: Loaded, backend: str, engine: Engine) -> PromptCache | None:

@@ -46,7 +46,7 @@ class Place(NamedTuple):
     """A prefix that some caches hold: `length` of these ids. boundaries: the plan's, the first of which other
     conversations begin with too where there are more."""
 
-    ids: Sequence[int]
+    ids: Ids
     length: int
     namespace: str
     boundaries: Sequence[int] = ()
@@ -88,17 +88,17 @@ class PromptCache:
 
     # Looking up
 
-    def restore(self, ids: Sequence[int], namespace: str) -> Restore:
+    def restore(self, ids: Ids, namespace: str) -> Restore:
         """What is there of this prompt, at most all but its last token, on its way."""
-        return Restore(self, np.array(ids, dtype=np.uint32), namespace)
+        return Restore(self, ids, namespace)
 
     def find(self, ids: Ids, namespace: str) -> Found | None:
         return records.find(ids, len(ids) - 1, records.root(namespace), self.layout, self.known)
 
-    def reach(self, ids: Sequence[int], namespace: str) -> int:
+    def reach(self, ids: Ids, namespace: str) -> int:
         """How long a prefix of this prompt could be restored."""
         try:
-            found = self.find(np.array(ids, dtype=np.uint32), namespace)
+            found = self.find(ids, namespace)
         except Exception:
             traceback.print_exc()
             return 0
@@ -177,7 +177,7 @@ class PromptCache:
     def _keep(self, place: Place, source: Source, *, end: bool, state: bool, lasting: bool) -> None:
         if place.length < 1:
             return
-        tokens = np.array(place.ids[: place.length], dtype=np.uint32)
+        tokens = place.ids[: place.length]
         first_parent = records.root(place.namespace)
         path = list(records.chain(first_parent, tokens))
         new: list[Gone] = []
@@ -317,9 +317,8 @@ class PromptCache:
             cached_tokens=self.cached_tokens,
         )
 
-    def ssd_stats(self, longest: bool = True) -> SsdCacheStats | None:
-        """None where no tier on disk was asked for. longest: whether to look for the longest prefix too,
-        which takes a walk over all records."""
+    def ssd_stats(self) -> SsdCacheStats | None:
+        """None where no tier on disk was asked for."""
         tier, writer = self.tier, self.writer
         if tier is None or writer is None:
             return None if self.lost_disk is None else SsdCacheStats(off=self.lost_disk)
@@ -339,6 +338,6 @@ class PromptCache:
             pending_bytes=writer.pending_bytes,
             dropped=writer.dropped,
             failed=writer.failed,
-            longest_durable_prefix_tokens=tier.longest_prefix_tokens if longest else 0,
+            longest_durable_prefix_tokens=tier.longest_prefix_tokens,
             off=tier.off or writer.off,
         )

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlxpool.worker.cache.records import Ids, Kind, Record
+from mlxpool.shared.kv.names import Kind
+from mlxpool.worker.cache.records import Ids, Record
 
 
 class Part:

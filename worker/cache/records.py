@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from mlxpool.shared.kv.names import Kind
 
 RECORD_TOKENS = 256
 
@@ -29,7 +31,6 @@ RECORD_TOKENS = 256
 NAME_BYTES = 16
 
 Ids = npt.NDArray[np.uint32]
-Kind = Literal["slice", "state"]
 KINDS: tuple[Kind, ...] = ("slice", "state")
 
 
@@ -118,12 +119,6 @@ def chain(first_parent: bytes, ids: Ids) -> Iterator[Record]:
         record = Record(name(parent, own), parent, start, start + len(own))
         yield record
         parent = record.name
-
-
-def record_at(first_parent: bytes, ids: Ids, end: int) -> Record:
-    """The record that ends at `end`, 1 or more, of these tokens."""
-    *_, last = chain(first_parent, ids[:end])
-    return last
 
 
 def find(ids: Ids, limit: int, first_parent: bytes, layout: Layout, known: Known) -> Found | None:

@@ -23,9 +23,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import mlx.core as mx
-import msgspec
+import numpy as np
 
-from mlxpool.shared.checkpoint import Checkpoint
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.worker.cache.prompt_cache import Place, PromptCache
 from mlxpool.worker.cache.sources import row_source
@@ -37,6 +36,7 @@ from mlxpool.worker.engine.group import Sampled
 from mlxpool.worker.engine.prefill import Prefills
 from mlxpool.worker.engine.prompt import Prompt
 from mlxpool.worker.engine.row import Row
+from mlxpool.worker.engine.terms import Counters, Limits, Loaded
 from mlxpool.worker.text.events import Event, Failure
 
 # Exit code of a worker whose engine thread died: not one that a shell or a signal uses.
@@ -53,44 +53,7 @@ _FIRST_WAIT_S = 4 * TARGET_S
 _READ_MEMORY_STEPS = 16
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """What `load` hands to the engine, made on the engine's thread. make_cache: fresh caches of one row.
-    checkpoint: the folder it was read from. cache_classes: its caches by class."""
-
-    model: Any
-    make_cache: Callable[[], list[Any]]
-    kv: KvCost
-    weights_bytes: int
-    dtype: str
-    logits_width: int
-    checkpoint: Checkpoint
-    cache_classes: dict[str, int]
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """batch: rows that decode together. kv_pool_bytes: what all of them may hold."""
-
-    batch: int
-    kv_pool_bytes: int
-
-
 _T = TypeVar("_T")
-
-
-class Counters(msgspec.Struct):
-    """Written by the engine thread, read by anyone: plain numbers that only grow, or the latest reading."""
-
-    progress: int = 0
-    prompt_tokens: int = 0
-    tokens: int = 0
-    decode_s: float = 0.0
-    cancelled: int = 0
-    errors: int = 0
-    rows: int = 0
-    kv_used_bytes: int = 0
-    active_bytes: int = 0
-    peak_bytes: int = 0
-    cache_bytes: int = 0
 
 
 class Engine:
@@ -291,7 +254,8 @@ class Engine:
         caches that several share, None for its own."""
         if self.cache is not None:
             source = row_source(caches, place, self.cache.layout)
-            held = Place(row.ids, length, row.plan.namespace, row.plan.boundaries)
+            ids = np.array(row.ids[:length], dtype=np.uint32)
+            held = Place(ids, length, row.plan.namespace, row.plan.boundaries)
             self.cache.keep(held, source, end=True, state=True, lasting=True)
 
     def _drop_cancelled(self, batch: DecodeBatch, prefills: Prefills) -> None:

@@ -95,7 +95,7 @@ class Prefills:
             ahead = following.ahead(prompt, self._prompts, lost)
             reach = 0
             if ahead is not None and self._cache is not None:
-                reach = self._cache.reach(prompt.ids, prompt.namespace)
+                reach = self._cache.reach(prompt.tokens, prompt.namespace)
             if ahead is None or reach + following.WORTH_FOLLOWING_TOKENS > ahead[1]:
                 self._begin(prompt)
             else:
@@ -108,7 +108,7 @@ class Prefills:
         if self._cache is None:
             self._start(prompt, prompt.caches, 0)
             return
-        prompt.restore = self._cache.restore(prompt.ids, prompt.namespace)
+        prompt.restore = self._cache.restore(prompt.tokens, prompt.namespace)
         self._restored(prompt)
 
     def advance(self) -> None:
@@ -275,7 +275,7 @@ class Prefills:
         if full or stopped or prompt.complete:
             source = Caches(prompt.caches, self._cache.layout)
             self._cache.keep(
-                Place(prompt.ids, prompt.done, prompt.namespace, prompt.boundaries),
+                Place(prompt.tokens, prompt.done, prompt.namespace, prompt.boundaries),
                 source,
                 end=stopped or prompt.complete,
                 # A boundary near the end does as well.

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from mlxpool.worker.cache.records import Ids
 from mlxpool.worker.cache.restore import Restore
 from mlxpool.worker.engine.row import Row
 
@@ -17,6 +20,7 @@ from mlxpool.worker.engine.row import Row
 class Prompt:
     """Ids, the first `done` of which are in `caches`, and the rows that wait for the rest.
 
+    tokens: the ids once more, as the prompt cache reads them; made once, because it is asked at each record.
     cached: how many of them this prompt did not have to prefill. told: whether a row has said so, or will;
     others that are handed over say that all of it was there. restore: what is coming from the prompt
     cache, None once it is there. follows: another prompt that has this one's first `parts_at` tokens too, and
@@ -26,6 +30,7 @@ class Prompt:
 
     def __init__(self, ids: Sequence[int], namespace: str, caches: list[Any]) -> None:
         self.ids = list(ids)
+        self.tokens: Ids = np.array(ids, dtype=np.uint32)
         self.namespace = namespace
         self.caches = caches
         self.rows: list[Row] = []
