@@ -22,6 +22,7 @@ HEARTBEAT_INTERVAL_S = 1.0
 HEADER_REQUEST_ID = "X-Request-Id"
 HEADER_ASKED_MODEL = "X-Mlxpool-Model"  # the name the client used, percent-encoded: answers echo it
 HEADER_RESPONSE_ID = "X-Mlxpool-Response-Id"  # of every stream: the parent may open it in the meantime
+HEADER_PREVIOUS_ID = "X-Mlxpool-Previous-Id"  # of the response that this one goes on from: echoed
 HEADER_CREATED = "X-Mlxpool-Created"  # the `created` of that stream, unix seconds
 
 

@@ -99,6 +99,13 @@ def error(
     return ApiError(STATUS_OF[code], code, message, param=param, retry_after_s=retry_after_s)
 
 
+def protocol_of(path: str) -> Protocol:
+    """Whose envelope an error on this path is shaped in."""
+    if path.startswith("/v1/messages"):
+        return "anthropic"
+    return "responses" if path.startswith("/v1/responses") else "openai"
+
+
 def envelope(err: ApiError, protocol: Protocol = "openai") -> dict[str, object]:
     """The JSON body of an error answer, as `protocol`'s clients expect it."""
     if protocol == "anthropic":

@@ -143,15 +143,17 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
 
     from mlxpool.shared import control
     from mlxpool.shared.chat import ChatTokenizerError, read_json
+    from mlxpool.shared.prompt.families import families
+    from mlxpool.shared.prompt.rendering import Renderer
     from mlxpool.worker import load
     from mlxpool.worker.cache.open import open_cache
     from mlxpool.worker.engine.chunks import ChunkWidth
     from mlxpool.worker.engine.engine import Engine
     from mlxpool.worker.engine.terms import Limits
     from mlxpool.worker.grammar.service import GrammarService
-    from mlxpool.worker.request.families import families, model_text
+    from mlxpool.worker.request.model_text import model_text
     from mlxpool.worker.request.plan import defaults
-    from mlxpool.worker.request.prepare import ChatPreparer
+    from mlxpool.worker.request.prepare import Preparer
     from mlxpool.worker.server import Server
 
     loop = asyncio.get_running_loop()
@@ -185,7 +187,7 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
         loaded = await engine.loaded
         known = families(tokenizer, launch.tool_parser, launch.reasoning_parser)
         grammars = GrammarService(tokenizer, loaded.logits_width, launch.batch)
-        preparer = ChatPreparer(tokenizer, base, known, grammars, launch.thinking)
+        preparer = Preparer(tokenizer, base, Renderer(tokenizer, known, launch.thinking), grammars)
         server = Server(launch, engine, loaded, model_text(tokenizer), tokenizer, preparer, grammars)
         await server.start()
     except (load.LoadError, ChatTokenizerError, OSError) as err:

@@ -19,6 +19,7 @@ import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -35,12 +36,13 @@ from mlxpool.worker.engine.terms import Loaded
 from mlxpool.worker.grammar.service import GrammarService
 from mlxpool.worker.load import backend
 from mlxpool.worker.mailbox import Mailbox
-from mlxpool.worker.request.prepare import ChatPreparer
+from mlxpool.worker.request.prepare import Preparer
 from mlxpool.worker.request_log import RequestLog, open_trace
 from mlxpool.worker.text.events import Failure, Finish
 from mlxpool.worker.text.model import ModelText
 from mlxpool.worker.token_bytes import TokenBytes
-from mlxpool.worker.wire import chat
+from mlxpool.worker.wire.endpoints import ENDPOINTS, Endpoint
+from mlxpool.worker.wire.writer import Identity, Said, Writer
 
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
 
@@ -75,7 +77,7 @@ class Server:
         loaded: Loaded,
         text: ModelText,
         tokenizer: ChatTokenizer,
-        preparer: ChatPreparer,
+        preparer: Preparer,
         grammars: GrammarService,
     ) -> None:
         self._launch = launch
@@ -99,7 +101,8 @@ class Server:
         app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_answer_errors])
         app.router.add_get("/health", self._health)
         app.router.add_get("/stats", self._stats)
-        app.router.add_post("/v1/chat/completions", self._chat)
+        for endpoint in ENDPOINTS:
+            app.router.add_post(endpoint.path, partial(self._answer, endpoint))
         app.router.add_post("/control/drain", self._drain)
         app.router.add_post("/control/flush", self._flush)
         app.router.add_post("/control/cache", self._share)
@@ -183,7 +186,7 @@ class Server:
         cache = self._engine.cache
         return _json(control.PromptCacheStats() if cache is None else cache.stats())
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, endpoint: Endpoint, request: web.Request) -> web.StreamResponse:
         if self._draining:
             raise _draining_error()
         self._requests += 1
@@ -191,7 +194,7 @@ class Server:
         self._idle.clear()
         log = RequestLog(_REQUEST_ID.get(), self._launch.model, self._trace)
         try:
-            return await self._run_chat(request, log)
+            return await self._run(endpoint, request, log)
         except asyncio.CancelledError:
             log.outcome = "cancelled"
             raise
@@ -211,20 +214,10 @@ class Server:
                 self._idle.set()
             log.end()
 
-    async def _run_chat(self, request: web.Request, log: RequestLog) -> web.StreamResponse:
-        headers = request.headers
-        prepared = await self._preparer.prepare(await request.read())
-        parsed = prepared.request
+    async def _run(self, endpoint: Endpoint, request: web.Request, log: RequestLog) -> web.StreamResponse:
+        prepared = await self._preparer.prepare(endpoint.read, await request.read())
         log.begin(prepared.plans)
-        created = headers.get(control.HEADER_CREATED, "")
-        answer = chat.ChatAnswer(
-            headers.get(control.HEADER_RESPONSE_ID) or f"chatcmpl-{uuid.uuid4().hex}",
-            int(created) if created.isdecimal() else int(time.time()),
-            unquote(headers.get(control.HEADER_ASKED_MODEL, "")) or parsed.model or self._launch.model,
-            parsed.include_usage,
-            len(prepared.plans),
-            prepared.held.warnings,
-        )
+        answer = endpoint.writer(prepared, self._identity(endpoint, request, prepared.request.model))
         wanted = any(plan.top_logprobs is not None for plan in prepared.plans)
         token_bytes = await self._token_bytes.by_id() if wanted else None
         mailbox = Mailbox()
@@ -242,20 +235,30 @@ class Server:
             row.constraint = constraint
         log.row = rows[0]
         self._engine.submit_all(rows)
-        own_headers = {control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **_warning(prepared.held.warnings)}
+        own_headers = {control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **_warning(prepared.warnings)}
         try:
-            if parsed.stream:
+            if prepared.request.stream:
                 return await _streamed(request, answer, mailbox, log, own_headers)
             return await _whole(answer, len(rows), mailbox, log, own_headers)
         finally:
             for row in rows:
                 self._engine.cancel(row)
 
+    def _identity(self, endpoint: Endpoint, request: web.Request, model: str | None) -> Identity:
+        headers = request.headers
+        created = headers.get(control.HEADER_CREATED, "")
+        return Identity(
+            headers.get(control.HEADER_RESPONSE_ID) or f"{endpoint.id_prefix}{uuid.uuid4().hex}",
+            int(created) if created.isdecimal() else int(time.time()),
+            unquote(headers.get(control.HEADER_ASKED_MODEL, "")) or model or self._launch.model,
+            headers.get(control.HEADER_PREVIOUS_ID) or None,
+        )
+
 
 async def _whole(
-    answer: chat.ChatAnswer, rows: int, mailbox: Mailbox, log: RequestLog, headers: Mapping[str, str]
+    answer: Writer, rows: int, mailbox: Mailbox, log: RequestLog, headers: Mapping[str, str]
 ) -> web.Response:
-    said: list[chat.Said] = []
+    said: list[Said] = []
     running = rows
     while running:
         arrived = await mailbox.take()
@@ -268,13 +271,13 @@ async def _whole(
     return web.Response(body=body, content_type="application/json", headers=headers)
 
 
-async def _put_together(write: Callable[[list[chat.Said]], bytes], said: list[chat.Said]) -> bytes:
+async def _put_together(write: Callable[[list[Said]], bytes], said: list[Said]) -> bytes:
     return await asyncio.to_thread(write, said) if len(said) > LOOP_EVENTS else write(said)
 
 
 async def _streamed(
     request: web.Request,
-    answer: chat.ChatAnswer,
+    answer: Writer,
     mailbox: Mailbox,
     log: RequestLog,
     headers: Mapping[str, str],
@@ -287,7 +290,8 @@ async def _streamed(
         }
     )
     await response.prepare(request)
-    await response.write(answer.opening())
+    if opening := answer.opening():
+        await response.write(opening)
     while not answer.ended:
         said = await mailbox.take(KEEP_ALIVE_S)
         log.note(said)
@@ -330,7 +334,7 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
         failure = error("internal_error", f"the worker failed on this request: {type(err).__name__}")
     return web.Response(
         status=failure.status,
-        body=errors.encode(failure),
+        body=errors.encode(failure, errors.protocol_of(request.path)),
         content_type="application/json",
         headers={control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **failure.headers()},
     )

@@ -8,7 +8,7 @@ import secrets
 import msgspec
 from aiohttp import web
 
-from mlxpool.shared.errors import ApiError, Protocol, encode
+from mlxpool.shared.errors import ApiError, encode, protocol_of
 
 # The request's id, kept on the request: `request[REQUEST_ID]`.
 REQUEST_ID = "mlxpool.request_id"
@@ -18,13 +18,6 @@ _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 def request_id(given: str | None) -> str:
     """The client's own id where it is harmless in a header and a log line, else a fresh one."""
     return given if given and _CLIENT_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
-
-
-def protocol_of(path: str) -> Protocol:
-    """Whose envelope an error on this path is shaped in."""
-    if path.startswith("/v1/messages"):
-        return "anthropic"
-    return "responses" if path.startswith("/v1/responses") else "openai"
 
 
 def json_response(body: object, status: int = 200) -> web.Response:

@@ -27,7 +27,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     thinking: chat_template_kwargs' own word, which reasoning_effort can't overrule. template_kwargs: all of
     chat_template_kwargs but that. top_logprobs: alternatives per token, None for no log-probabilities.
-    keep_alive is the pool's business; here it is only checked.
+    keep_alive is the pool's business; here it is only checked. prompt_field: what the wire calls the
+    conversation, for errors about its length.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -59,6 +60,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     thinking: bool | None = None
     reasoning_effort: Effort | None = None
     template_kwargs: dict[str, Any] = {}
+    prompt_field: str = "messages"
 
 
 def parse(body: bytes) -> ChatRequest:

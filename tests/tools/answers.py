@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from mlxpool.shared.prompt.reasoning_families import REASONING_FAMILIES
 from mlxpool.worker.text.answer import AnswerText
 from mlxpool.worker.text.events import (
     Reasoning,
@@ -23,7 +24,6 @@ from mlxpool.worker.text.events import (
 )
 from mlxpool.worker.text.format import AnswerFormat, DeclaredTool
 from mlxpool.worker.text.marks import Marks
-from mlxpool.worker.text.reasoning import REASONING_FAMILIES
 from mlxpool.worker.text.tools.families import TOOL_FAMILIES, family_tokens
 
 STREAMS = Path(__file__).resolve().parents[1] / "data" / "streams"

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from mlxpool.shared.prompt.reasoning_families import REASONING_FAMILIES
 from mlxpool.worker.grammar import formats
 from mlxpool.worker.grammar.formats import Format
 from mlxpool.worker.grammar.messages import Vocabulary
 from mlxpool.worker.grammar.runtime import tokenizer_info, xgrammar
 from mlxpool.worker.grammar.schema import read
-from mlxpool.worker.text.reasoning import REASONING_FAMILIES
 from mlxpool.worker.text.tools.families import family_tokens
 
 EOS_ID = 256

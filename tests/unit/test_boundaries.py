@@ -12,12 +12,14 @@ import pytest
 
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.control import Launch
+from mlxpool.shared.prompt import toolless
+from mlxpool.shared.prompt.families import families
+from mlxpool.shared.prompt.rendering import Renderer
 from mlxpool.worker.grammar.service import GrammarService
-from mlxpool.worker.request import toolless
 from mlxpool.worker.request.boundaries import Boundaries
-from mlxpool.worker.request.families import families
 from mlxpool.worker.request.plan import defaults
-from mlxpool.worker.request.prepare import ChatPreparer
+from mlxpool.worker.request.prepare import Preparer
+from mlxpool.worker.wire.endpoints import read_chat
 from tests.tools import tiny_models
 
 PLAIN = tiny_models.CHAT_TEMPLATE
@@ -272,10 +274,10 @@ async def test_plans_carry_them(tmp_path: Path) -> None:
     tokenizer = ChatTokenizer.open(tmp_path)
     grammars = GrammarService(tokenizer, tiny_models.VOCAB_SIZE, 1)
     launch = Launch("m", str(tmp_path), "s", 4000, 4, 1, 1)
-    preparer = ChatPreparer(tokenizer, defaults(launch, {}), families(tokenizer), grammars)
+    preparer = Preparer(tokenizer, defaults(launch, {}), Renderer(tokenizer, families(tokenizer)), grammars)
     try:
         body = {"messages": [SYSTEM, USER], "tools": [TOOL], "n": 2}
-        plans = (await preparer.prepare(json.dumps(body).encode())).plans
+        plans = (await preparer.prepare(read_chat, json.dumps(body).encode())).plans
         assert len({plan.boundaries for plan in plans}) == 1
         system, stable = plans[0].boundaries
         assert 0 < system < stable < len(plans[0].ids)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from mlxpool.shared.families import REASONING_FAMILY_NAMES, TOOL_FAMILY_NAMES
-from mlxpool.worker.text.reasoning import REASONING_FAMILIES
+from mlxpool.shared.prompt.reasoning_families import HARMONY, REASONING_FAMILIES
 from mlxpool.worker.text.tools.families import TOOL_FAMILY_NAMES as WORKERS
-from mlxpool.worker.text.tools.harmony import HARMONY
 
 
 def test_settings_name_the_families_that_there_are() -> None:

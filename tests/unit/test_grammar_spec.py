@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mlxpool.shared.api.structure import Structure
 from mlxpool.shared.api.tools import Tool, ToolChoice
 from mlxpool.shared.errors import ApiError
+from mlxpool.shared.prompt.reasoning_families import REASONING_FAMILIES
 from mlxpool.worker.grammar import keywords
 from mlxpool.worker.grammar.assertions import InvalidSchema
 from mlxpool.worker.grammar.formats import BLANKS_HIGH, Format, reasoning_of
@@ -32,7 +33,6 @@ from mlxpool.worker.grammar.spec import (
     invalid_text,
     unheld,
 )
-from mlxpool.worker.text.reasoning import REASONING_FAMILIES
 from tests.unit.grammar_world import EOS_ID, MARKERS, UNNAMED_ID, takes
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -6,11 +6,12 @@ import itertools
 
 import pytest
 
+from mlxpool.shared.prompt.reasoning_families import REASONING_FAMILIES
 from mlxpool.worker.text.events import Reasoning, Text
 from mlxpool.worker.text.find import Finder, Found
 from mlxpool.worker.text.format import AnswerFormat
 from mlxpool.worker.text.marks import Marks
-from mlxpool.worker.text.reasoning import BLANKS_CHARS, REASONING_FAMILIES
+from mlxpool.worker.text.reasoning import BLANKS_CHARS
 from tests.tools.answers import machine, run
 
 THINK = AnswerFormat(reasoning="think")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mlxpool.shared.chat import ChatTokenizer
+from mlxpool.shared.prompt.reasoning_families import REASONING_FAMILIES
 from mlxpool.worker.text.answer import AnswerText
 from mlxpool.worker.text.detokeniser import ByteDetokeniser
 from mlxpool.worker.text.events import (
@@ -30,7 +31,6 @@ from mlxpool.worker.text.events import (
 from mlxpool.worker.text.format import AnswerFormat, DeclaredTool
 from mlxpool.worker.text.marks import Marks
 from mlxpool.worker.text.model import ModelText
-from mlxpool.worker.text.reasoning import REASONING_FAMILIES
 from mlxpool.worker.text.tools.families import TOOL_FAMILIES, TOOL_FAMILY_NAMES, family_tokens
 from mlxpool.worker.text.tools.machine import UNNAMED_CHARS
 from tests.tools.answers import (

@@ -14,7 +14,15 @@ from mlxpool.worker.engine.answering import events_of
 from mlxpool.worker.engine.group import Sampled
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.request.plan import Plan, Sampling
-from mlxpool.worker.text.events import Event, Finish, Logprobs, Text, ToolCallArguments, ToolCallEnd
+from mlxpool.worker.text.events import (
+    Event,
+    Finish,
+    Logprobs,
+    Prefilled,
+    Text,
+    ToolCallArguments,
+    ToolCallEnd,
+)
 from mlxpool.worker.text.format import AnswerFormat, DeclaredTool
 from tests.tools.answers import machine
 
@@ -82,7 +90,7 @@ def test_a_token_that_reaches_into_a_stop_has_no_log_probability() -> None:
 
 def test_log_probabilities_come_with_their_text_and_not_before_it() -> None:
     plain = answered(["a", "S", "b"], AnswerFormat(stops=("SX",)), 9)
-    assert [type(event) for event in plain[:-2]] == [Logprobs, Text, Logprobs, Logprobs, Text]
+    assert [type(event) for event in plain[:-2]] == [Prefilled, Logprobs, Text, Logprobs, Logprobs, Text]
     assert (said(plain), spelled(plain)) == ("aSb", "aSb")
 
 

@@ -12,10 +12,12 @@ import pytest
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.control import Launch
 from mlxpool.shared.errors import ApiError
+from mlxpool.shared.prompt.families import families
+from mlxpool.shared.prompt.rendering import Renderer
 from mlxpool.worker.grammar.service import GrammarService
-from mlxpool.worker.request.families import families
 from mlxpool.worker.request.plan import defaults
-from mlxpool.worker.request.prepare import ChatPreparer, Prepared
+from mlxpool.worker.request.prepare import Prepared, Preparer
+from mlxpool.worker.wire.endpoints import read_chat
 from tests.tools import tiny_models
 
 # As Qwen's: a switch, tools, a history of calls.
@@ -47,18 +49,17 @@ class Asker:
         named = {name: settings.pop(name) for name in ("tools", "reasoning") if name in settings}
         launch = Launch("m", str(folder), "s", 4000, 4, 1, 1)
         self.grammars = GrammarService(self.tokenizer, tiny_models.VOCAB_SIZE, 4)
-        self.preparer = ChatPreparer(
+        self.preparer = Preparer(
             self.tokenizer,
             defaults(launch, {"temperature": 1.0}),
-            families(self.tokenizer, **named),
+            Renderer(self.tokenizer, families(self.tokenizer, **named), **settings),
             self.grammars,
-            **settings,
         )
 
     async def ask(self, *messages: dict[str, Any], **fields: Any) -> Prepared:
         given = messages or ({"role": "user", "content": "hi"},)
         body = json.dumps({"messages": given, **fields}).encode()
-        return await self.preparer.prepare(body)
+        return await self.preparer.prepare(read_chat, body)
 
     async def shown(self, *messages: dict[str, Any], **fields: Any) -> str:
         ids = (await self.ask(*messages, **fields)).plans[0].ids

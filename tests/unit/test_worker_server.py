@@ -17,13 +17,15 @@ from mlxpool.worker.mailbox import Mailbox
 from mlxpool.worker.request_log import RequestLog
 from mlxpool.worker.text.events import Finish, Text, Usage
 from mlxpool.worker.wire.chat import ChatAnswer
+from mlxpool.worker.wire.endpoints import ENDPOINTS
+from mlxpool.worker.wire.writer import Identity
 
 
 async def chunks_of(tmp_path: Path, mailbox: Mailbox, said: asyncio.Event) -> list[bytes]:
     """What one streamed answer puts on a real UNIX socket; `said` is set at its first chunk."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        answer = ChatAnswer("chatcmpl-1", 1, "m", include_usage=False)
+        answer = ChatAnswer(Identity("chatcmpl-1", 1, "m"))
         return await server._streamed(request, answer, mailbox, RequestLog("r", "m", None), {})
 
     app = web.Application()
@@ -88,7 +90,7 @@ async def test_a_mailbox_gives_everything_once_and_nothing_after_its_time_out() 
 
 async def test_the_log_says_so_when_the_worker_itself_failed(capsys: pytest.CaptureFixture[str]) -> None:
     class Broken:
-        async def prepare(self, _body: bytes) -> None:
+        async def prepare(self, _read: object, _body: bytes) -> None:
             raise LookupError("a fault of ours")
 
     class Request:
@@ -100,7 +102,7 @@ async def test_the_log_says_so_when_the_worker_itself_failed(capsys: pytest.Capt
     launch = Launch("m", "folder", "socket", 64, 1, 0, 0)
     serving: Any = server.Server(launch, *(None,) * 4, Broken(), None)  # type: ignore[arg-type]
     with pytest.raises(LookupError):
-        await serving._chat(Request())
+        await serving._answer(ENDPOINTS[0], Request())
     assert ": internal_error, " in capsys.readouterr().err
 
 

@@ -30,13 +30,14 @@ from mlxpool.worker.text.events import (
     ToolCallStart,
     Usage,
 )
-from mlxpool.worker.wire.chat import DONE, ChatAnswer, Said
+from mlxpool.worker.wire.chat import DONE, ChatAnswer
+from mlxpool.worker.wire.writer import Identity, Said
 
 EVENTS: list[Event] = [Text("He"), Text("llo"), Usage(3, 2), Finish("stop")]
 
 
 def answer(include_usage: bool = False, choices: int = 1, warnings: tuple[str, ...] = ()) -> ChatAnswer:
-    return ChatAnswer("chatcmpl-1", 1700000000, "m", include_usage, choices, warnings)
+    return ChatAnswer(Identity("chatcmpl-1", 1700000000, "m"), include_usage, choices, warnings)
 
 
 def of_choice(events: Sequence[Event], index: int = 0) -> list[Said]:
@@ -274,7 +275,7 @@ async def test_a_long_answer_is_encoded_off_the_loop(pieces: int) -> None:
     mailbox = Mailbox()
     mailbox.slot(0)([*[Text("x")] * pieces, Usage(1, pieces), Finish("stop")])
     log = RequestLog("req-1", "m", None)
-    response = await server._whole(Noted("c", 1, "m", False), 1, mailbox, log, {})
+    response = await server._whole(Noted(Identity("c", 1, "m")), 1, mailbox, log, {})
     assert isinstance(response.body, bytes)
     assert json.loads(response.body)["choices"][0]["message"]["content"] == "x" * pieces
     assert (threads == [threading.get_ident()]) is (pieces < server.LOOP_EVENTS)

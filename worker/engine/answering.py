@@ -6,7 +6,7 @@ from typing import Literal
 
 from mlxpool.worker.engine import logprobs
 from mlxpool.worker.engine.group import Sampled
-from mlxpool.worker.text.events import Event, Finish, FinishReason, Usage
+from mlxpool.worker.text.events import Event, Finish, FinishReason, Prefilled, Usage
 
 
 class GrammarFault(Exception):
@@ -25,6 +25,9 @@ def events_of(sampled: Sampled, lane: Literal["batch", "turns"]) -> tuple[list[E
     if row.constraint is not None and not row.constraint.accept(token):
         raise GrammarFault(f"the grammar has no place for token {token} at {row.emitted} of its answer")
     events: list[Event] = []
+    if not row.told_prefilled:
+        row.told_prefilled = True
+        events.append(Prefilled(len(row.plan.ids), row.cached_tokens or 0))
     reason: FinishReason | None = None
     if token in row.plan.eos_ids:
         reason = "stop"

@@ -60,6 +60,7 @@ class Row:
         self.ended = False
         # Of its prompt, the tokens that were not prefilled for it; None until that is known.
         self.cached_tokens: int | None = None
+        self.told_prefilled = False
         # For traces, perf_counter seconds: when it was let in, and when its prompt was done; 0.0 until then.
         self.admitted_s = 0.0
         self.prefilled_s = 0.0

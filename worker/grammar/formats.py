@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from mlxpool.worker.text.reasoning import REASONING_FAMILIES
-from mlxpool.worker.text.tools.harmony import HARMONY, REASONING_OPENER
+from mlxpool.shared.prompt.reasoning_families import HARMONY, HARMONY_OPENER, REASONING_FAMILIES
 
 Format = dict[str, Any]
 
@@ -46,7 +45,7 @@ def reasoning_of(family: str | None, starts_inside: bool) -> Reasoning | None:
         return None
     if family == HARMONY:
         closing = "<|end|><|start|>assistant"
-        return Reasoning(REASONING_OPENER, closing, starts_inside, "<|channel|>final<|message|>")
+        return Reasoning(HARMONY_OPENER, closing, starts_inside, "<|channel|>final<|message|>")
     found = REASONING_FAMILIES[family]
     opening, closing = found.tags[0]
     return Reasoning(opening, closing, starts_inside, found.dropped[0] if found.dropped else "")

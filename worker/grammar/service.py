@@ -21,6 +21,7 @@ import msgspec
 
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import error
+from mlxpool.shared.prompt.reasoning_families import REASONING_FAMILIES
 from mlxpool.worker.engine.constraint import Constraint
 from mlxpool.worker.grammar import formats, messages, runtime
 from mlxpool.worker.grammar.helper import COMMAND
@@ -36,7 +37,6 @@ from mlxpool.worker.grammar.spec import (
     invalid_text,
     unheld,
 )
-from mlxpool.worker.text.reasoning import REASONING_FAMILIES
 from mlxpool.worker.text.tools.families import family_tokens
 
 # Kept compiled grammars: an agent uses a handful. The bytes are the compiler's count.

@@ -143,14 +143,16 @@ def make_plans(
     logit_bias names a token that there is not."""
     ids = prompt.ids
     if not ids:
-        raise error("invalid_request", "these messages make an empty prompt", param="messages")
+        raise error(
+            "invalid_request", f"{request.prompt_field} makes an empty prompt", param=request.prompt_field
+        )
     room = base.context - len(ids)
     if room < 1:
         raise error(
             "context_length_exceeded",
             f"the prompt has {len(ids)} tokens and this model's context is {base.context}, answer "
             f"included; send at most {base.context - 1} prompt tokens",
-            param="messages",
+            param=request.prompt_field,
         )
     for token, _ in request.logit_bias:
         if not 0 <= token < vocabulary.size:

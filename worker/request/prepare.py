@@ -3,93 +3,87 @@
 Parsing, rendering and encoding a long prompt takes tens of milliseconds; a small pool of threads does
 it, so that running streams and heartbeats don't wait for it. The tokenizer is shared and immutable. A form
 that has to be enforced is compiled in between, by a process of its own, and this request alone waits for
-it. Where it turns out that it can't be, the prompt is rendered again with the form asked for in words.
+it. Where it turns out that it can't be, the prompt is rendered again with the form asked for in words; a raw
+prompt stays as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import msgspec
 
-from mlxpool.shared.api.chat import ChatRequest, parse
-from mlxpool.shared.api.normalise import template_messages
+from mlxpool.shared.api.asked import Asked, RawPrompt
+from mlxpool.shared.api.chat import ChatRequest
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import ApiError, error
+from mlxpool.shared.prompt.rendering import Rendered, Renderer
 from mlxpool.worker.grammar.formats import reasoning_of
 from mlxpool.worker.grammar.service import GrammarService, Held
 from mlxpool.worker.grammar.spec import Demand
-from mlxpool.worker.request import call_ids, thinking, toolless
 from mlxpool.worker.request.boundaries import Boundaries
-from mlxpool.worker.request.families import Families
 from mlxpool.worker.request.plan import Defaults, Plan, Prompt, Vocabulary, make_plans
-from mlxpool.worker.text.choose import opens_block
 from mlxpool.worker.text.format import AnswerFormat, DeclaredTool
 
 # Two: one long prompt doesn't keep a short one waiting; more would only take turns at the GIL.
 _THREADS = 2
 
-# Variables that clients set for every model; one whose template reads none of them does as it was trained.
-_FOR_ANY_MODEL = frozenset({*thinking.SWITCHES, thinking.DEPTH, "preserve_thinking"})
+# A body's reader: raises ApiError 400 for whatever is wrong with it.
+Read = Callable[[bytes], Asked]
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """plans: one per choice, of one prompt. held: the grammar that each of their rows has a place in, and
-    what the answer's `Warning` header says."""
+    """plans: those of the first prompt's choices, then the next one's. held: the grammar that each of their
+    rows has a place in. warnings: what was asked for and is not done."""
 
-    request: ChatRequest
+    asked: Asked
     plans: tuple[Plan, ...]
     held: Held = Held()
 
+    @property
+    def request(self) -> ChatRequest:
+        return self.asked.request
 
-class _Asked(msgspec.Struct, frozen=True):
-    """A request, read and rendered. messages, variables: what the template was given. told: what the server
-    adds in words. format: as it is where no grammar decides. demand: None where the answer's form is free."""
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return (*self.asked.warnings, *self.held.warnings)
 
-    request: ChatRequest
-    messages: list[dict[str, Any]]
-    told: str
-    variables: dict[str, Any]
-    text: str
+
+class _Begun(msgspec.Struct, frozen=True):
+    """A request, read and rendered. rendered: None for raw prompts. format: as it is where no grammar
+    decides. demand: None where the answer's form is free."""
+
+    asked: Asked
+    rendered: Rendered | None
     format: AnswerFormat
     demand: Demand | None
-    reasons: bool
 
 
-class ChatPreparer:
-    """Makes plans of chat bodies for one model. Call from the event loop; `close` ends its threads.
-
-    thinking_default: the server's setting, None for the model's own.
-    """
+class Preparer:
+    """Makes plans of bodies for one model. Call from the event loop; `close` ends its threads."""
 
     def __init__(
-        self,
-        tokenizer: ChatTokenizer,
-        base: Defaults,
-        families: Families,
-        grammars: GrammarService,
-        thinking_default: bool | None = None,
+        self, tokenizer: ChatTokenizer, base: Defaults, renderer: Renderer, grammars: GrammarService
     ) -> None:
         self._tokenizer = tokenizer
         self._base = base
-        self._families = families
+        self._renderer = renderer
+        self._families = renderer.families
         self._grammars = grammars
-        self._thinking_default = thinking_default
-        self._boundaries = Boundaries(self._rendered, tokenizer.encode)
+        self._boundaries = Boundaries(renderer.text, tokenizer.encode)
         newline = tuple(tokenizer.encode("\n"))
         self._vocabulary = Vocabulary(
             tokenizer.vocab_size, tokenizer.eos_ids, newline if len(newline) == 1 else ()
         )
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
 
-    async def prepare(self, body: bytes) -> Prepared:
+    async def prepare(self, read: Read, body: bytes) -> Prepared:
         """Raises ApiError: 400 for whatever is wrong with the body, its messages, its form or its length;
         429 when too many grammars are being compiled."""
         run = asyncio.get_running_loop().run_in_executor
-        begun = await run(self._pool, self._begin, body)
+        begun = await run(self._pool, self._begin, read, body)
         if isinstance(begun, Prepared):
             return begun
         assert begun.demand is not None
@@ -99,92 +93,78 @@ class ChatPreparer:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, body: bytes) -> _Asked | Prepared:
+    def _begin(self, read: Read, body: bytes) -> _Begun | Prepared:
         """The whole way for an answer of free form, else up to where its grammar is needed."""
-        asked = self._read(parse(body))
-        return self._finish(asked, Held()) if asked.demand is None else asked
+        asked = read(body)
+        begun = self._raw(asked) if asked.prompts else self._conversation(asked)
+        return self._finish(begun, Held()) if begun.demand is None else begun
 
-    def _read(self, request: ChatRequest) -> _Asked:
-        tokenizer = self._tokenizer
-        if not tokenizer.has_template:
-            raise error(
-                "invalid_request", "this model's folder has no chat template: it can't chat", param="model"
+    def _raw(self, asked: Asked) -> _Begun:
+        """A prompt that no template has seen: its answer is text and nothing else."""
+        structure = asked.request.structure
+        demand = None
+        if structure is not None:
+            demand = Demand(
+                structure=structure,
+                tools=(),
+                choice=asked.request.tool_choice,
+                parallel=True,
+                family=None,
+                reasoning=None,
+                markers=self._grammars.markers,
             )
-        self._check_variables(request)
-        decided = thinking.decide(
-            request.thinking,
-            request.reasoning_effort,
-            self._thinking_default,
-            tokenizer.template_reads,
-            tokenizer.template_source,
-        )
-        if request.tools and self._families.tools is None:
-            raise error(
-                "unsupported_parameter",
-                "tools: this server's settings say that this model calls none (tool_parser); leave tools out",
-                param="tools",
-            )
-        tools = request.tools if request.tool_choice.mode != "none" else ()
-        messages = template_messages(request.messages)
-        if self._families.tools == call_ids.FAMILY:
-            messages = call_ids.shortened(messages)
-        written = [tool.written for tool in tools]
-        variables = {**decided.variables, **request.template_kwargs}
-        told = ""
-        if not self._families.knows_tools:
-            messages = toolless.rewrite(messages)
-            told = toolless.instruction(written) if written else ""
-        elif written:
-            variables["tools"] = written
-        text = self._rendered(messages, told, variables)
+        return _Begun(asked, None, AnswerFormat(stops=asked.request.stop), demand)
+
+    def _conversation(self, asked: Asked) -> _Begun:
+        request = asked.request
+        rendered = self._renderer.render(request)
         reasoning = self._families.reasoning
-        inside = reasoning is not None and opens_block(reasoning, text[-200:])
+        tools = request.tools if request.tool_choice.mode != "none" else ()
         answer_format = AnswerFormat(
             stops=request.stop,
             reasoning=reasoning,
-            starts_inside=inside,
+            starts_inside=rendered.opened,
             tools=self._families.tools if tools else None,
             declared=tuple(DeclaredTool(tool.name, tool.parameters) for tool in tools),
             one_call=not request.parallel_tool_calls or request.tool_choice.mode == "one",
         )
-        # Where the template took the switch the block is closed before the answer begins.
-        switched_off = decided.enabled is False and bool(decided.variables.keys() & set(thinking.SWITCHES))
         demand = None
         forced = request.tool_choice.mode in ("required", "one")
         # Strictness that no grammar takes up is answered with a warning.
         if request.structure is not None or forced or any(tool.strict for tool in tools):
+            quiet = rendered.switched_off and not rendered.opened
             demand = Demand(
                 structure=request.structure,
                 tools=tools,
                 choice=request.tool_choice,
                 parallel=not answer_format.one_call,
                 family=answer_format.tools,
-                reasoning=None if switched_off and not inside else reasoning_of(reasoning, inside),
+                reasoning=None if quiet else reasoning_of(reasoning, rendered.opened),
                 markers=self._grammars.markers,
             )
-        return _Asked(
-            request, messages, told, variables, text, answer_format, demand, decided.enabled is not False
-        )
+        return _Begun(asked, rendered, answer_format, demand)
 
-    def _finish(self, asked: _Asked, held: Held) -> Prepared:
-        text, told = asked.text, asked.told
-        if held.instruction is not None:
-            told = "\n\n".join(filter(None, (told, held.instruction)))
-            text = self._rendered(asked.messages, told, asked.variables)
-        answer_format = asked.format
+    def _finish(self, begun: _Begun, held: Held) -> Prepared:
+        answer_format = begun.format
         if held.family is not None:
             answer_format = msgspec.structs.replace(answer_format, tools=held.family)
-        if held.compiled is not None and asked.demand is not None and asked.demand.reasoning is None:
+        if held.compiled is not None and begun.demand is not None and begun.demand.reasoning is None:
             # A form that leaves no place for reasoning is all answer, whatever it looks like.
             answer_format = msgspec.structs.replace(answer_format, reasoning=None)
-        ids = tuple(self._tokenizer.encode(text))
-        boundaries = self._boundaries.of(ids, asked.messages, told, asked.variables)
-        prompt = Prompt(ids, answer_format, asked.reasons, boundaries)
+        if begun.rendered is None:
+            prompts = [Prompt(self._ids(raw), answer_format) for raw in begun.asked.prompts]
+        else:
+            prompts = [self._prompt(begun.rendered, answer_format, held)]
+        request = begun.asked.request
         try:
-            plans = make_plans(asked.request, prompt, self._base, self._vocabulary)
+            plans = [
+                plan
+                for prompt in prompts
+                for plan in make_plans(request, prompt, self._base, self._vocabulary)
+            ]
         except ApiError as refusal:
-            structure = asked.request.structure
-            if held.instruction is None or structure is None:
+            structure = request.structure
+            if held.instruction is None or structure is None or begun.rendered is None:
                 raise
             raise error(
                 refusal.code,
@@ -192,30 +172,19 @@ class ChatPreparer:
                 f"words it leaves no room: {refusal.message}",
                 param=structure.field,
             ) from refusal
-        return Prepared(asked.request, plans, held)
+        return Prepared(begun.asked, tuple(plans), held)
 
-    def _rendered(self, messages: list[dict[str, Any]], told: str, variables: dict[str, Any]) -> str:
-        """The prompt's text. A template's refusal is the client's to hear only where its own messages are
-        what is refused."""
-        first, *others = toolless.arrangements(messages, told)
-        try:
-            return self._tokenizer.render(first, **variables)
-        except ApiError as refusal:
-            for other in others:
-                if other == first:
-                    continue
-                with contextlib.suppress(ApiError):
-                    return self._tokenizer.render(other, **variables)
-            raise refusal
+    def _prompt(self, rendered: Rendered, answer_format: AnswerFormat, held: Held) -> Prompt:
+        text, told = rendered.text, rendered.told
+        if held.instruction is not None:
+            told = "\n\n".join(filter(None, (told, held.instruction)))
+            text = self._renderer.text(rendered.messages, told, rendered.variables)
+        ids = tuple(self._tokenizer.encode(text))
+        boundaries = self._boundaries.of(ids, rendered.messages, told, rendered.variables)
+        return Prompt(ids, answer_format, rendered.reasons, boundaries)
 
-    def _check_variables(self, request: ChatRequest) -> None:
-        reads = self._tokenizer.template_reads
-        for name in request.template_kwargs:
-            if name not in reads and name not in _FOR_ANY_MODEL:
-                own = sorted(reads - {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
-                raise error(
-                    "unsupported_parameter",
-                    f"chat_template_kwargs.{name} is not supported: this model's chat template does not read "
-                    f"it; it reads {', '.join(own) or 'no variables of its own'}",
-                    param=f"chat_template_kwargs.{name}",
-                )
+    def _ids(self, raw: RawPrompt) -> tuple[int, ...]:
+        """Text gets the special tokens that the tokenizer adds by itself, ids are the client's own."""
+        if isinstance(raw, str):
+            return tuple(self._tokenizer.encode(raw, add_special_tokens=True))
+        return raw

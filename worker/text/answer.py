@@ -10,16 +10,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
+from mlxpool.shared.prompt.reasoning_families import HARMONY, REASONING_FAMILIES
 from mlxpool.worker.text.detokeniser import Detokeniser
 from mlxpool.worker.text.events import Logprobs, Reasoning, Text, TextEvent, ToolCallEnd
 from mlxpool.worker.text.format import AnswerFormat
 from mlxpool.worker.text.held_logprobs import HeldLogprobs
 from mlxpool.worker.text.marks import Marks
-from mlxpool.worker.text.reasoning import REASONING_FAMILIES, ReasoningSplitter
+from mlxpool.worker.text.reasoning import ReasoningSplitter
 from mlxpool.worker.text.stops import StopMatcher
 from mlxpool.worker.text.tools.block_calls import Parse
 from mlxpool.worker.text.tools.families import TOOL_FAMILIES, make_machine
-from mlxpool.worker.text.tools.harmony import HARMONY, HarmonyMachine
+from mlxpool.worker.text.tools.harmony import HarmonyMachine
 from mlxpool.worker.text.tools.machine import ToolMachine
 
 # Bytes of randomness in a call's id, written in hex.

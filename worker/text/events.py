@@ -67,6 +67,14 @@ class Logprobs(msgspec.Struct, frozen=True):
     top: tuple[TokenLogprob, ...] = ()
 
 
+class Prefilled(msgspec.Struct, frozen=True):
+    """The prompt is done and the answer begins: how many tokens it had, how many needed no work. A row says
+    so once, before anything else."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one row; every sampled token counts, an eos included. lane: `batch` for a row that
     shared its forward passes or could have, `turns` for a model whose rows can't."""
@@ -93,4 +101,4 @@ class Failure(msgspec.Struct, frozen=True):
 ToolCall = ToolCallStart | ToolCallArguments | ToolCallEnd
 # What the text machines produce; the rest is the engine's.
 TextEvent = Text | Reasoning | ToolCall
-Event = TextEvent | Logprobs | Usage | Finish | Failure
+Event = TextEvent | Prefilled | Logprobs | Usage | Finish | Failure

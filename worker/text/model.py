@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mlxpool.shared.prompt.reasoning_families import REASONING_FAMILIES
 from mlxpool.worker.text.answer import AnswerText
 from mlxpool.worker.text.detokeniser import Detokeniser
 from mlxpool.worker.text.format import AnswerFormat
 from mlxpool.worker.text.marks import Marks, TokenText
-from mlxpool.worker.text.reasoning import REASONING_FAMILIES
 from mlxpool.worker.text.tools.block_calls import Parse
 from mlxpool.worker.text.tools.families import TOOL_FAMILIES, family_tokens
 

@@ -18,12 +18,14 @@ from typing import Literal
 import msgspec
 
 from mlxpool.shared import errors
+from mlxpool.worker.request.prepare import Prepared
 from mlxpool.worker.text.events import (
     Event,
     Failure,
     Finish,
     FinishReason,
     Logprobs,
+    Prefilled,
     Reasoning,
     Text,
     TextEvent,
@@ -34,11 +36,9 @@ from mlxpool.worker.text.events import (
     Usage,
 )
 from mlxpool.worker.wire.usage import UsageBody, usage_body
+from mlxpool.worker.wire.writer import Identity, Said
 
 DONE = b"data: [DONE]\n\n"
-
-# A row's event with the place of its choice.
-Said = tuple[int, Event]
 
 _Piece = Text | Reasoning | ToolCallArguments
 
@@ -160,15 +160,13 @@ class ChatAnswer:
 
     def __init__(
         self,
-        answer_id: str,
-        created: int,
-        model: str,
-        include_usage: bool,
+        identity: Identity,
+        include_usage: bool = False,
         choices: int = 1,
         warnings: tuple[str, ...] = (),
     ) -> None:
         self.ended = False
-        self._id, self._created, self._model = answer_id, created, model
+        self._identity = identity
         self._include_usage = include_usage
         self._rows = [_Row() for _ in range(choices)]
         self._warnings = warnings or msgspec.UNSET
@@ -198,7 +196,7 @@ class ChatAnswer:
                     self.ended = True
                     out.append(errors.stream_event(err))
                     break
-                case ToolCallEnd():
+                case ToolCallEnd() | Prefilled():
                     pass
                 case _:
                     out.append(self._chunk(index, _delta(event)))
@@ -217,13 +215,15 @@ class ChatAnswer:
                     row.reason = reason
                 case Failure(err):
                     raise err
+                case Prefilled():
+                    pass
                 case Text() | Reasoning() | ToolCallStart() | ToolCallArguments() | ToolCallEnd():
                     row.said.append(event)
         return self._encoder.encode(
             Completion(
-                id=self._id,
-                created=self._created,
-                model=self._model,
+                id=self._identity.id,
+                created=self._identity.created,
+                model=self._identity.model,
                 choices=tuple(
                     Choice(index, _message(row.said), row.reason or "stop", _logprobs_body(row.logprobs))
                     for index, row in enumerate(self._rows)
@@ -275,14 +275,18 @@ class ChatAnswer:
         warnings: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET,
     ) -> bytes:
         chunk = Chunk(
-            id=self._id,
-            created=self._created,
-            model=self._model,
+            id=self._identity.id,
+            created=self._identity.created,
+            model=self._identity.model,
             choices=choices,
             usage=usage,
             warnings=warnings,
         )
         return b"data: " + self._encoder.encode(chunk) + b"\n\n"
+
+
+def chat_writer(prepared: Prepared, identity: Identity) -> ChatAnswer:
+    return ChatAnswer(identity, prepared.request.include_usage, len(prepared.plans), prepared.warnings)
 
 
 def _merged(said: Iterable[Said]) -> list[Said]:

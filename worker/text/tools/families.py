@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from mlxpool.shared.prompt.reasoning_families import HARMONY
 from mlxpool.worker.text.format import DeclaredTool
 from mlxpool.worker.text.marks import Marks
 from mlxpool.worker.text.tools.block_calls import Parse, block_reader
 from mlxpool.worker.text.tools.gemma_calls import GemmaReader
-from mlxpool.worker.text.tools.harmony import HARMONY, TOKENS
+from mlxpool.worker.text.tools.harmony import TOKENS
 from mlxpool.worker.text.tools.header_calls import kimi_reader, mistral_reader
 from mlxpool.worker.text.tools.json_calls import read_json_calls
 from mlxpool.worker.text.tools.machine import Reader, ToolMachine

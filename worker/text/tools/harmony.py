@@ -22,10 +22,7 @@ from mlxpool.worker.text.tools.feed import Broken, Ended, Reading
 from mlxpool.worker.text.tools.json_value import read_object
 from mlxpool.worker.text.tools.machine import HEADER_CHARS, ToolMachine
 
-HARMONY = "harmony"
 TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
-# What a prompt that has begun the reasoning ends with.
-REASONING_OPENER = "<|channel|>analysis<|message|>"
 
 _RECIPIENT = re.compile(r"\bto=(\S+?)(?=\s|<\||$)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxpool.worker.request.thinking import decide
+from mlxpool.shared.prompt.thinking import decide
 
 SWITCHED = ("messages", "enable_thinking")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mlxpool.worker.request.toolless import arrangements, instruction, rewrite, with_system_text
+from mlxpool.shared.prompt.toolless import arrangements, instruction, rewrite, with_system_text
 
 TOOL = {"type": "function", "function": {"name": "get", "description": "Gets é.", "parameters": {}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "get", "arguments": {"x": "é"}}}

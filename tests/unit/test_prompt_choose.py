@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlxpool.worker.text.choose import choose_reasoning, choose_tools, opens_block
-from mlxpool.worker.text.reasoning import REASONING_FAMILIES
+from mlxpool.shared.prompt.choose import choose_reasoning, choose_tools, opens_block
+from mlxpool.shared.prompt.reasoning_families import REASONING_FAMILIES
 from mlxpool.worker.text.tools.families import TOOL_FAMILY_NAMES
 
 

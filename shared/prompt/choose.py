@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mlxpool.worker.text.reasoning import REASONING_FAMILIES
-from mlxpool.worker.text.tools.harmony import HARMONY, REASONING_OPENER
+from mlxpool.shared.prompt.reasoning_families import HARMONY, HARMONY_OPENER, REASONING_FAMILIES
 
 _HARMONY_TOKENS = ("<|start|>", "<|channel|>", "<|message|>")
 _XTML_TOKENS = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
@@ -82,7 +81,7 @@ def opens_block(reasoning_family: str, prompt_tail: str) -> bool:
     """Whether a rendered prompt, which ends in `prompt_tail`, has opened the block and left it open, so that
     the answer begins inside."""
     if reasoning_family == HARMONY:
-        opener = REASONING_OPENER
+        opener = HARMONY_OPENER
     else:
         opener = REASONING_FAMILIES[reasoning_family].tags[0][0]
     # Behind an opener of its own a template writes blanks alone; anything more belongs to a message.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mlxpool.worker.request.call_ids import shortened
+from mlxpool.shared.prompt.call_ids import shortened
 
 
 def test_a_call_and_its_result_keep_belonging_together_under_nine_characters() -> None:

@@ -1,0 +1,31 @@
+"""The protocols of a worker: who reads a path's bodies, who writes its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from mlxpool.shared.api import chat as chat_body
+from mlxpool.shared.api.asked import Asked
+from mlxpool.shared.errors import Protocol
+from mlxpool.worker.request.prepare import Prepared, Read
+from mlxpool.worker.wire.chat import chat_writer
+from mlxpool.worker.wire.writer import Identity, Writer
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """protocol: whose envelope errors are in. id_prefix: of an answer's id that nobody gave."""
+
+    path: str
+    protocol: Protocol
+    id_prefix: str
+    read: Read
+    writer: Callable[[Prepared, Identity], Writer]
+
+
+def read_chat(body: bytes) -> Asked:
+    return Asked(chat_body.parse(body))
+
+
+ENDPOINTS = (Endpoint("/v1/chat/completions", "openai", "chatcmpl-", read_chat, chat_writer),)
