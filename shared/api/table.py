@@ -20,7 +20,7 @@ class Field(msgspec.Struct, frozen=True):
     """One row. values, default: for the documents. why: what it means, or for an accepted one why it can't
     change the text, or for a refused one what is missing. check: reads an accepted one's value and raises
     ApiError. off: values besides null with which a refused one asks for nothing. instead: what works in its
-    place."""
+    place. schema: JSON schema of its values for the server's OpenAPI document, null apart; None for any."""
 
     status: Literal["honoured", "accepted", "refused"]
     why: str
@@ -29,19 +29,25 @@ class Field(msgspec.Struct, frozen=True):
     check: Callable[[str, object], object] | None = None
     off: tuple[object, ...] = ()
     instead: str = ""
+    schema: dict[str, Any] | None = None
 
 
-def honoured(values: str, why: str, default: str = "unset") -> Field:
-    return Field("honoured", why, values, default)
+def honoured(values: str, why: str, default: str = "unset", schema: dict[str, Any] | None = None) -> Field:
+    return Field("honoured", why, values, default, schema=schema)
 
 
-def accepted(values: str, why: str, check: Callable[[str, object], object]) -> Field:
-    return Field("accepted", why, values, check=check)
+def accepted(
+    values: str,
+    why: str,
+    check: Callable[[str, object], object],
+    schema: dict[str, Any] | None = None,
+) -> Field:
+    return Field("accepted", why, values, check=check, schema=schema)
 
 
 def refused(why: str, *off: object, instead: str = "") -> Field:
     values = ", ".join(read.quoted(value) for value in (None, *off))
-    return Field("refused", why, values, off=off, instead=instead)
+    return Field("refused", why, values, off=off, instead=instead, schema={"enum": [None, *off]})
 
 
 def is_off(value: object, off: tuple[object, ...]) -> bool:
