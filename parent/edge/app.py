@@ -80,6 +80,8 @@ def make_app(parts: Parts) -> web.Application:
         [
             web.get("/health", health),
             web.post("/v1/chat/completions", relay.chat),
+            web.post("/v1/completions", relay.completions),
+            web.post("/v1/messages", relay.messages),
             web.get("/v1/models", listing.list_models),
             web.get("/v1/models/{id:.+}", listing.one_model),
             web.get("/api/pool", pools.view),

@@ -1,17 +1,22 @@
 """Whole server-sent events out of a stream's pieces, found by their blank lines and not read.
 
-A worker's stream always begins with the event that opens it. Where the parent has opened the stream already
-that event would come twice: something else is put in its place, and all the rest stays as it came.
+A worker's stream may begin with events that open it. Where the parent has opened the stream already those
+would come twice: something else is put in their place, and all the rest stays as it came.
 """
 
 from __future__ import annotations
 
 
 class WholeEvents:
-    """Feed it the pieces of one stream in order. opening: sent in place of the first event; b"" keeps it."""
+    """Feed it the pieces of one stream in order.
 
-    def __init__(self, opening: bytes = b"") -> None:
-        self._opening = opening
+    left_out: how many events at its beginning are not passed on. instead: sent in their place, before the
+    first event that is.
+    """
+
+    def __init__(self, instead: bytes = b"", left_out: int = 0) -> None:
+        self._instead = instead
+        self._left_out = left_out
         self._rest = b""
 
     def feed(self, piece: bytes) -> bytes:
@@ -25,7 +30,9 @@ class WholeEvents:
                 self._rest = data
                 return b""
             data, self._rest = data[:cut], data[cut:]
-        if self._opening:
-            data = self._opening + data.partition(b"\n\n")[2]
-            self._opening = b""
+        while self._left_out and data:
+            data = data.partition(b"\n\n")[2]
+            self._left_out -= 1
+        if self._instead:
+            data, self._instead = self._instead + data, b""
         return data

@@ -135,7 +135,7 @@ async def test_unknown_paths_and_methods_are_json_errors(tmp_path: Path, models:
         answer = await served.request("GET", "/v1/chat/completions")
         assert (answer.status, answer.code) == (405, "method_not_allowed")
         assert "POST" in answer.body["error"]["message"]
-        answer = await served.request("POST", "/v1/messages", {})
+        answer = await served.request("POST", "/v1/messages/nope", {})
         assert (answer.status, answer.body["type"]) == (404, "error")
 
 

@@ -27,16 +27,23 @@ def every_split(data: bytes) -> list[list[bytes]]:
     return [[data[a:b] for a, b in pairwise(edge)] for edge in edges]
 
 
-@pytest.mark.parametrize(("opening", "start"), [(b"", ROLE), (INSTEAD, INSTEAD)])
-def test_the_first_event_alone_is_replaced_where_asked_whatever_the_pieces(
-    opening: bytes, start: bytes
+ALL = ROLE + REST
+
+
+@pytest.mark.parametrize(
+    ("left_out", "start"),
+    [(0, b""), (1, ROLE), (2, ROLE + b'data: {"role":"assistant","index":1}\n\n'), (9, ALL)],
+)
+@pytest.mark.parametrize("instead", [b"", INSTEAD])
+def test_as_many_events_as_asked_give_way_to_another_whatever_the_pieces(
+    instead: bytes, left_out: int, start: bytes
 ) -> None:
-    for pieces in every_split(ROLE + REST):
-        assert fed(WholeEvents(opening), pieces) == start + REST
+    for pieces in every_split(ALL):
+        assert fed(WholeEvents(instead, left_out), pieces) == instead + ALL.removeprefix(start)
 
 
 def test_an_event_goes_on_with_the_piece_that_completes_it() -> None:
-    events = WholeEvents(INSTEAD)
+    events = WholeEvents(INSTEAD, 1)
     assert events.feed(ROLE[:-1]) == b""
     assert events.feed(ROLE[-1:]) == INSTEAD
     assert events.feed(b"data: a\n\ndata: b") == b"data: a\n\n"
@@ -45,4 +52,4 @@ def test_an_event_goes_on_with_the_piece_that_completes_it() -> None:
 
 def test_half_an_event_is_never_passed_on() -> None:
     assert fed(WholeEvents(), [ROLE, b"data: a"]) == ROLE
-    assert fed(WholeEvents(INSTEAD), [ROLE[:9]]) == b""
+    assert fed(WholeEvents(INSTEAD, 1), [ROLE[:9]]) == b""
