@@ -78,25 +78,12 @@ def read_request(fields: dict[str, Any]) -> ChatRequest:
     n = sampling.CHOICES.read(fields, "n")
     return ChatRequest(
         messages=read_messages(get("messages")),
-        model=_model(get("model")),
+        model=read_model(get("model")),
         stream=stream,
         include_usage=_include_usage(get("stream_options"), stream),
         max_tokens=sampling.max_tokens(fields, "max_tokens", "max_completion_tokens"),
-        temperature=sampling.TEMPERATURE.read(fields, "temperature"),
-        top_p=sampling.TOP_P.read(fields, "top_p"),
-        top_k=sampling.TOP_K.read(fields, "top_k"),
-        min_p=sampling.MIN_P.read(fields, "min_p"),
-        seed=sampling.SEED.read(fields, "seed"),
+        **sampling.options(fields),
         stop=sampling.stops("stop", get("stop")),
-        repetition_penalty=sampling.REPETITION.read(fields, "repetition_penalty"),
-        repetition_context=sampling.PENALTY_CONTEXT.read(fields, "repetition_context_size"),
-        presence_penalty=sampling.PENALTY.read(fields, "presence_penalty"),
-        presence_context=sampling.PENALTY_CONTEXT.read(fields, "presence_context_size"),
-        frequency_penalty=sampling.PENALTY.read(fields, "frequency_penalty"),
-        frequency_context=sampling.PENALTY_CONTEXT.read(fields, "frequency_context_size"),
-        xtc_probability=sampling.XTC_PROBABILITY.read(fields, "xtc_probability"),
-        xtc_threshold=sampling.XTC_THRESHOLD.read(fields, "xtc_threshold"),
-        logit_bias=sampling.logit_bias("logit_bias", get("logit_bias")),
         top_logprobs=sampling.top_logprobs(fields),
         n=1 if n is None else n,
         tools=tools,
@@ -104,18 +91,20 @@ def read_request(fields: dict[str, Any]) -> ChatRequest:
         parallel_tool_calls=read.boolean("parallel_tool_calls", get("parallel_tool_calls"), default=True),
         structure=read_structure(fields),
         thinking=thinking,
-        reasoning_effort=_effort("reasoning_effort", get("reasoning_effort")),
+        reasoning_effort=read_effort("reasoning_effort", get("reasoning_effort")),
         template_kwargs=template_kwargs,
     )
 
 
-def _model(value: object) -> str | None:
+def read_model(value: object) -> str | None:
+    """A model's name; null is None."""
     if value is None or isinstance(value, str):
         return value
     raise read.invalid("model", f"model must be a model's name, not {read.quoted(value)}")
 
 
-def _effort(name: str, value: object) -> Effort | None:
+def read_effort(name: str, value: object) -> Effort | None:
+    """How deep to think; null is None."""
     if value is None:
         return None
     effort: Effort = msgspec.convert(read.name_of(name, value, EFFORTS), Effort)

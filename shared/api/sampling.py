@@ -45,6 +45,12 @@ class Numbers(msgspec.Struct, frozen=True):
         lower = f"more than {self.low:g}, at most" if self.above_low else f"{self.low:g} to"
         return f"{lower} {self.high:g}"
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As JSON schema."""
+        low = "exclusiveMinimum" if self.above_low else "minimum"
+        return {"type": "number", low: self.low, "maximum": self.high}
+
     def read(self, fields: Mapping[str, Any], name: str) -> float | None:
         """The number that `name` holds, None where it is absent or null. Raises ApiError 400."""
         return read.number(name, fields.get(name), self.low, self.high, above_low=self.above_low)
@@ -61,6 +67,12 @@ class Counts(msgspec.Struct, frozen=True):
         if self.high == _COUNT_HIGH:
             return f"whole number, {self.low} or more"
         return f"whole number, {self.low} to {self.high}"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As JSON schema."""
+        high = {} if self.high == _COUNT_HIGH else {"maximum": self.high}
+        return {"type": "integer", "minimum": self.low, **high}
 
     def read(self, fields: Mapping[str, Any], name: str) -> int | None:
         """The number that `name` holds, None where it is absent or null. Raises ApiError 400."""
@@ -83,6 +95,31 @@ XTC_THRESHOLD = Numbers(0, 0.5)
 LOGIT_BIAS = Numbers(-100, 100)
 CHOICES = Counts(1, CHOICES_HIGH)
 TOP_LOGPROBS = Counts(-1, TOP_LOGPROBS_HIGH)
+# What Anthropic's own server takes is 1,024 and more; a small model may have been told to think less.
+THINKING_BUDGET = Counts(1)
+
+_STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": STOP_LIMIT_CHARS}
+STOPS_SCHEMA = {"type": "array", "items": _STOP_SCHEMA, "maxItems": STOPS_LIMIT}
+
+
+def options(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What every protocol has under one name, by the names of `ChatRequest`. Raises ApiError 400."""
+    return {
+        "temperature": TEMPERATURE.read(fields, "temperature"),
+        "top_p": TOP_P.read(fields, "top_p"),
+        "top_k": TOP_K.read(fields, "top_k"),
+        "min_p": MIN_P.read(fields, "min_p"),
+        "seed": SEED.read(fields, "seed"),
+        "repetition_penalty": REPETITION.read(fields, "repetition_penalty"),
+        "repetition_context": PENALTY_CONTEXT.read(fields, "repetition_context_size"),
+        "presence_penalty": PENALTY.read(fields, "presence_penalty"),
+        "presence_context": PENALTY_CONTEXT.read(fields, "presence_context_size"),
+        "frequency_penalty": PENALTY.read(fields, "frequency_penalty"),
+        "frequency_context": PENALTY_CONTEXT.read(fields, "frequency_context_size"),
+        "xtc_probability": XTC_PROBABILITY.read(fields, "xtc_probability"),
+        "xtc_threshold": XTC_THRESHOLD.read(fields, "xtc_threshold"),
+        "logit_bias": logit_bias("logit_bias", fields.get("logit_bias")),
+    }
 
 
 def stops(name: str, value: object) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def read_structure(fields: Mapping[str, Any]) -> Structure | None:
     """The form that a body asks for, None for plain text. Raises ApiError 400, for the losers too."""
     by_rank = (
         _grammar("guided_grammar", fields.get("guided_grammar")),
-        _response_format("response_format", fields.get("response_format")),
+        read_format("response_format", fields.get("response_format")),
         _structured_outputs("structured_outputs", fields.get("structured_outputs")),
         _json("guided_json", fields.get("guided_json")),
         _regex("guided_regex", fields.get("guided_regex")),
@@ -129,7 +129,7 @@ def _structured_outputs(name: str, value: object) -> Structure | None:
     return None if structure is None else msgspec.structs.replace(structure, field=name)
 
 
-def _response_format(name: str, value: object) -> Structure | None:
+def read_format(name: str, value: object) -> Structure | None:
     """OpenAI's three forms. The schema may also lie beside the type, where other servers read it; with it
     there, json_object means that schema."""
     if value is None:
