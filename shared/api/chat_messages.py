@@ -183,11 +183,11 @@ def _call(where: str, value: object) -> MadeCall:
     return MadeCall(
         read.filled(f"{where}.id", call.get("id")),
         read.filled(f"{inside}.name", function.get("name")),
-        _arguments(f"{inside}.arguments", function.get("arguments")),
+        read_arguments(f"{inside}.arguments", function.get("arguments")),
     )
 
 
-def _arguments(where: str, value: object) -> dict[str, Any] | str:
+def read_arguments(where: str, value: object) -> dict[str, Any] | str:
     """An object, also where it came as JSON text; text that holds none stays text, because a model may have
     written it and has to see what it did."""
     if value is None:
