@@ -1,0 +1,68 @@
+"""Servers that the official clients are tried on, and the clients: strict, without retries.
+
+A server lives as long as a test file. It runs in processes of its own, so the tests are plain functions and
+use the clients' blocking forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+
+from tests.tools.held import held
+from tests.tools.served import Served
+
+STARTER = "smollm2-135m"
+
+# What a small model on a busy machine needs for some dozen tokens, many times over.
+ANSWER_TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def starter_models(starter_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the starter model in it."""
+    models = tmp_path_factory.mktemp("models")
+    (models / STARTER).symlink_to(starter_folder)
+    return models
+
+
+@pytest.fixture(scope="module")
+def starter(starter_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """`mlxpool up` with the starter model."""
+    yield from held(tmp=tmp_path_factory.mktemp("starter"), models=starter_models)
+
+
+def openai_client(served: Served) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=f"{served.url}/v1",
+        api_key="none",
+        max_retries=0,
+        timeout=ANSWER_TIMEOUT_S,
+        _strict_response_validation=True,
+    )
+
+
+def anthropic_client(served: Served) -> anthropic.Anthropic:
+    return anthropic.Anthropic(
+        base_url=served.url,
+        api_key="none",
+        max_retries=0,
+        timeout=ANSWER_TIMEOUT_S,
+        _strict_response_validation=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def gpt(starter: Served) -> Iterator[openai.OpenAI]:
+    with openai_client(starter) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def claude(starter: Served) -> Iterator[anthropic.Anthropic]:
+    with anthropic_client(starter) as client:
+        yield client
