@@ -190,7 +190,8 @@ class Exchange:
             events = WholeEvents()
         else:
             # What the worker opens with was said already; in its place is said that the worker is there.
-            events = WholeEvents(preamble.keep_alive(), preamble.replaced)
+            await self._send(preamble.keep_alive())
+            events = WholeEvents(preamble.replaced)
             change = preamble.passed
         ended = False
         pieces = 0

@@ -7,13 +7,16 @@ for when the request goes out nobody knows yet who will open it. A protocol is o
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import msgspec
 
 from mlxpool.shared import errors
+from mlxpool.shared.api import response_events, response_object
 from mlxpool.shared.errors import ApiError
 
 # A stream that has waited this long is opened; after that it hears something this often. Clients' idle
@@ -22,6 +25,15 @@ OPEN_AFTER_S = 10.0
 KEEP_ALIVE_S = 10.0
 
 _DONE = b"data: [DONE]\n\n"
+
+# Where an event of a response has its number: JSON text that a client wrote never begins a line.
+_NUMBER = re.compile(rb'^(data: \{"type":"[^"]*","sequence_number":)(\d+)', re.MULTILINE)
+_RESPONSE_ENDS = (
+    b"event: response.completed\n",
+    b"event: response.incomplete\n",
+    b"event: response.failed\n",
+    b"event: error\n",
+)
 
 
 class Preamble(Protocol):
@@ -146,6 +158,65 @@ class MessagesPreamble:
         return errors.stream_event(err, "anthropic")
 
 
+class ResponsesPreamble:
+    """Responses: `response.created`, then `response.in_progress` as often as needed. Events are numbered: the
+    worker's go on from the parent's.
+
+    fields: of the body, echoed by the object. previous: the response that this one goes on from.
+    """
+
+    # created and in_progress.
+    replaced = 2
+
+    def __init__(self, model: str, fields: Mapping[str, Any], previous: str | None = None) -> None:
+        self.response_id = f"resp_{secrets.token_hex(24)}"
+        self.created = int(time.time())
+        self._model = model
+        self._fields = fields
+        self._previous = previous
+        self._said = 0
+
+    def opening(self) -> bytes:
+        return self._event("response.created")
+
+    def keep_alive(self) -> bytes:
+        return self._event("response.in_progress")
+
+    def passed(self, data: bytes) -> bytes:
+        more = self._said - self.replaced
+        if not more:
+            return data
+        return _NUMBER.sub(lambda found: found[1] + b"%d" % (int(found[2]) + more), data)
+
+    def is_end(self, data: bytes) -> bool:
+        return last_event(data).startswith(_RESPONSE_ENDS)
+
+    def failure(self, err: ApiError, last: bytes) -> bytes:
+        numbers = _NUMBER.findall(last)
+        sequence = int(numbers[-1][1]) + 1 if numbers else self._said
+        return response_events.event("response.failed", sequence, response=self.failed(err))
+
+    def failed(self, err: ApiError) -> dict[str, Any]:
+        """The response as it ends with this error; without what a worker may have said of it."""
+        return {**self._response("failed"), "error": response_object.failure(err)}
+
+    def _event(self, kind: str) -> bytes:
+        data = response_events.event(kind, self._said, response=self._response("in_progress"))
+        self._said += 1
+        return data
+
+    def _response(self, status: str) -> dict[str, Any]:
+        return response_object.new_response(
+            self._fields,
+            id=self.response_id,
+            created=self.created,
+            model=self._model,
+            previous=self._previous,
+            status=status,
+        )
+
+
 def last_event(data: bytes) -> bytes:
     """The last of these whole events."""
-    return data[data.rfind(b"\n\n", 0, -2) + 2 :] if b"\n\n" in data[:-2] else data
+    before = data.rfind(b"\n\n", 0, -2)
+    return data if before < 0 else data[before + 2 :]

@@ -1,21 +1,16 @@
 """Whole server-sent events out of a stream's pieces, found by their blank lines and not read.
 
 A worker's stream may begin with events that open it. Where the parent has opened the stream already those
-would come twice: something else is put in their place, and all the rest stays as it came.
+would come twice: they are left out, and all the rest stays as it came.
 """
 
 from __future__ import annotations
 
 
 class WholeEvents:
-    """Feed it the pieces of one stream in order.
+    """Feed it the pieces of one stream in order. left_out: how many of its first events are not passed on."""
 
-    left_out: how many events at its beginning are not passed on. instead: sent in their place, before the
-    first event that is.
-    """
-
-    def __init__(self, instead: bytes = b"", left_out: int = 0) -> None:
-        self._instead = instead
+    def __init__(self, left_out: int = 0) -> None:
         self._left_out = left_out
         self._rest = b""
 
@@ -33,6 +28,4 @@ class WholeEvents:
         while self._left_out and data:
             data = data.partition(b"\n\n")[2]
             self._left_out -= 1
-        if self._instead:
-            data, self._instead = self._instead + data, b""
         return data
