@@ -1,4 +1,7 @@
-"""The answers of a scripted worker: chat whole and streamed, health, stats, control, and their faults.
+"""The answers of a scripted worker: requests whole and streamed, health, stats, control, and their faults.
+
+A chat whose text the script gives is answered here, quickly, for the benchmarks; everything else goes through
+the product's readers and writers (scripted_wire.py).
 
 `Engine` plays engine and HTTP surface in one: its counters are what heartbeats and `/stats` report. It
 works in one event loop and nothing else mutates it. A row is *owed* from its admission to its last token,
@@ -11,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from typing import Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 from urllib.parse import unquote
 
 import msgspec
@@ -31,6 +34,12 @@ from mlxpool.shared.control import (
 from tests.tools.scripted_cache import ScriptedCache
 from tests.tools.scripted_http import Exchange, Request
 from tests.tools.scripted_script import Script, TokenText
+
+if TYPE_CHECKING:
+    from tests.tools.scripted_wire import WireRow
+
+CHAT = "/v1/chat/completions"
+PATHS = frozenset({CHAT, "/v1/completions", "/v1/messages", "/v1/responses"})
 
 # Prefill shows progress this often, as chunks of a real one do.
 PREFILL_SLICE_S = 0.02
@@ -145,6 +154,10 @@ class Row:
         """The first event of a stream."""
         return self.event([self._choice({"role": "assistant", "content": ""})])
 
+    def prefilled_events(self) -> bytes:
+        """What is said once the prompt is done: nothing, in a chat."""
+        return b""
+
     def silent_event(self) -> bytes:
         """A keep-alive."""
         return self.event([self._choice({})])
@@ -183,8 +196,8 @@ class Engine:
         self._script = script
         self._weights_bytes = weights_bytes
         self._process = process
-        self._rows: set[Row] = set()
-        self._owed: set[Row] = set()
+        self._rows: set[Row | WireRow] = set()
+        self._owed: set[Row | WireRow] = set()
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -213,10 +226,12 @@ class Engine:
                 await self._flush(out)
             case "POST", "/control/cache":
                 await self._share(request, out)
-            case "POST", "/v1/chat/completions":
-                await self._chat(request, out)
+            case "POST", path if path in PATHS:
+                await self._infer(request, out)
             case method, path:
-                self._refuse(out, errors.error("not_found", f"{method} {path}: no such path on a worker"), "")
+                self._refuse(
+                    request, out, errors.error("not_found", f"{method} {path}: no such path on a worker")
+                )
 
     # Inside
 
@@ -248,9 +263,11 @@ class Engine:
             kv=KvStats("none", {"KVCache": 1}),
         )
 
-    def _refuse(self, out: Exchange, err: errors.ApiError, request_id: str) -> None:
+    def _refuse(self, request: Request, out: Exchange, err: errors.ApiError) -> None:
         self._errors += 1
-        out.whole(err.status, errors.encode(err), {HEADER_REQUEST_ID: request_id, **err.headers()})
+        request_id = request.headers.get(HEADER_REQUEST_ID.lower(), "")
+        body = errors.encode(err, errors.protocol_of(request.path))
+        out.whole(err.status, body, {HEADER_REQUEST_ID: request_id, **err.headers()})
 
     async def _drain(self, request: Request, out: Exchange) -> None:
         self._draining = True
@@ -266,7 +283,7 @@ class Engine:
             pass
         except ValueError:
             bad = f"timeout_s: {request.query['timeout_s']!r} is not a number of seconds"
-            self._refuse(out, errors.error("invalid_request", bad, param="timeout_s"), "")
+            self._refuse(request, out, errors.error("invalid_request", bad, param="timeout_s"))
             return
         await asyncio.sleep(self._script.drain_s)
         self._report(out, msgspec.structs.replace(self.cache.flush(), pending=len(self._rows)), start)
@@ -293,17 +310,26 @@ class Engine:
         self._process.life.record("shared", ram_bytes=share.ram_bytes)
         out.whole(200, b"{}")
 
-    async def _chat(self, request: Request, out: Exchange) -> None:
+    def _row(self, request: Request) -> Row | WireRow:
+        """Raises ApiError for a body that is refused."""
+        if request.path == CHAT and not self._script.events:
+            try:
+                return Row(request, self._launch, self._script)
+            except msgspec.DecodeError as err:
+                raise errors.error("invalid_request", str(err)) from err
+        from tests.tools.scripted_wire import WireRow
+
+        return WireRow(request, self._launch, self._script)
+
+    async def _infer(self, request: Request, out: Exchange) -> None:
         request_id = request.headers.get(HEADER_REQUEST_ID.lower(), "")
         if self._draining:
-            self._refuse(
-                out, errors.error("shutting_down", "this worker drains", retry_after_s=1), request_id
-            )
+            self._refuse(request, out, errors.error("shutting_down", "this worker drains", retry_after_s=1))
             return
         try:
-            row = Row(request, self._launch, self._script)
-        except msgspec.DecodeError as err:
-            self._refuse(out, errors.error("invalid_request", str(err)), request_id)
+            row = self._row(request)
+        except errors.ApiError as err:
+            self._refuse(request, out, err)
             return
         self._requests += 1
         self._prompt_tokens += row.prompt_tokens
@@ -314,7 +340,7 @@ class Engine:
         log = self._process.life.record
         log("request", request_id=request_id, prompt=row.prompt, stream=row.stream)
         try:
-            await self._run(row, out)
+            await self._run(request, row, out)
             log("done", request_id=request_id, tokens=row.done)
         except asyncio.CancelledError:
             self._cancelled += 1
@@ -327,7 +353,7 @@ class Engine:
             if not self._rows:
                 self._idle.set()
 
-    async def _run(self, row: Row, out: Exchange) -> None:
+    async def _run(self, request: Request, row: Row | WireRow, out: Exchange) -> None:
         script = self._script
         if script.slow_headers_s:
             await self._busy(row, out, script.slow_headers_s)
@@ -335,21 +361,26 @@ class Engine:
             codes = [code for code, status in errors.STATUS_OF.items() if status == script.status]
             code = codes[0] if codes else "internal_error"
             scripted = errors.ApiError(script.status, code, f"scripted answer {script.status}")
-            self._refuse(out, scripted, row.request_id)
+            self._refuse(request, out, scripted)
             return
         headers = {HEADER_REQUEST_ID: row.request_id}
         if row.stream:
             out.start_stream(headers, row.role_event())
         await self._at("prefill", row)
         await self._busy(row, out, script.prefill_s)
+        if row.stream:
+            _send(out, row.prefilled_events())
         await self._decode(row, out)
         if row.stream:
-            out.send(row.last_events())
+            _send(out, row.last_events())
             out.end_stream()
-        else:
+            return
+        try:
             out.whole(200, row.body(), headers)
+        except errors.ApiError as err:
+            self._refuse(request, out, err)
 
-    async def _at(self, moment: Literal["prefill", "decode"], row: Row) -> None:
+    async def _at(self, moment: Literal["prefill", "decode"], row: Row | WireRow) -> None:
         """The script's fault of this moment; and a hung engine holds every row, whoever hung it."""
         if row.faulty and self._script.crash_at == moment:
             self._process.crash()
@@ -358,7 +389,7 @@ class Engine:
         if self.hung:
             await asyncio.get_running_loop().create_future()
 
-    async def _busy(self, row: Row, out: Exchange, seconds: float) -> None:
+    async def _busy(self, row: Row | WireRow, out: Exchange, seconds: float) -> None:
         """Work that shows progress but yields no token: prefill, or an answer slow to begin."""
         self.progress += 1
         end = time.monotonic() + seconds
@@ -372,7 +403,7 @@ class Engine:
                 await asyncio.get_running_loop().create_future()
             self.progress += 1
 
-    async def _decode(self, row: Row, out: Exchange) -> None:
+    async def _decode(self, row: Row | WireRow, out: Exchange) -> None:
         script = self._script
         period_s = 1 / script.tokens_per_s if script.tokens_per_s else 0.0
         start = time.monotonic()
@@ -388,10 +419,10 @@ class Engine:
             if row.stream:
                 if first == fault_after and script.half_event_then_crash:
                     event = row.token_event(first)
-                    out.send(event[: len(event) // 2])
+                    _send(out, event[: len(event) // 2])
                     await out.flushed()
                     self._process.crash()
-                out.send(b"".join([row.token_event(i) for i in range(first, last)]))
+                _send(out, b"".join([row.token_event(i) for i in range(first, last)]))
             row.done = last
             self.tokens += last - first
             self.progress += 1
@@ -402,3 +433,9 @@ class Engine:
             elif not period_s:
                 # Every write gives way to other rows and to a client that leaves.
                 await asyncio.sleep(0)
+
+
+def _send(out: Exchange, data: bytes) -> None:
+    """A piece of a stream; nothing is none: an empty chunk would end it."""
+    if data:
+        out.send(data)

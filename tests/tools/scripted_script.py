@@ -54,7 +54,9 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     as fast as possible. events_per_write: stream events that share one write. text: a list of tokens, used
     in a cycle, or a template of one token with {model}, {prompt} and {i}. slow_headers_s: seconds before
     the answer's head. keepalive_s: seconds of silence in prefill before an empty delta is sent. status:
-    answer every chat with this error status. health_fails: /health answers 503.
+    answer every request with this error status. health_fails: /health answers 503. events: a worker's own
+    events (`scripted_events.told`) that answers are made of instead, by the product's writers; each counts as
+    a token, and max_tokens cuts none. Prefilled, Usage and Finish may be left out.
 
     Drain. drain_s: seconds it takes once no request runs. never_drain: it is never answered.
 
@@ -92,6 +94,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keepalive_s: float = 10.0
     status: int = 0
     health_fails: bool = False
+    events: tuple[dict[str, Any], ...] = ()
 
     drain_s: float = 0.0
     never_drain: bool = False
