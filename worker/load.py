@@ -25,6 +25,7 @@ from mlx_lm.utils import dequantize_model, load_model
 from mlxpool.shared import checkpoint
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.chat import ChatTokenizer
+from mlxpool.worker import cpu_attention
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.terms import Loaded
 
@@ -78,6 +79,7 @@ def load(folder: Path, progress: Callable[[int, int], None]) -> Loaded:
         model, _ = load_model(folder, lazy=True)
         if backend() == "cpu":
             _to_float32(model)
+            cpu_attention.install()
         weights_bytes = _evaluate(model, progress)
         dtypes = [value.dtype for _, value in tree_flatten(model.parameters())]
 

@@ -93,7 +93,7 @@ class Engine:
         self._room_made_at = self._read_at = 0  # changes, when room was made and memory was read
         self._outbox: list[tuple[Row, list[Event]]] = []
         self._ended = 0  # rows in the outbox that are over
-        self._prefilled = 0  # tokens since the last step
+        self._prefilled = 0.0  # since the last step, in chunks
 
     # Event loop side
 
@@ -321,7 +321,7 @@ class Engine:
             return
         together = prefills.together(prompt)
         if len(together) > 1 and prefills.run_together(together):
-            self._prefilled += len(together) * max(done.end for done in together)
+            self._prefilled += len(together) * max(done.end for done in together) / self.width.tokens
             self.counters.progress += 1
             for done in together:
                 self._hand_over(done, batch, prefills, cost)
@@ -331,7 +331,7 @@ class Engine:
         end = prefills.cut(prompt, alone)
         try:
             if end > prompt.done:
-                self._prefilled += end - prompt.done
+                self._prefilled += (end - prompt.done) / self.width.at(prompt.done)
                 prefills.run(prompt, end, alone)
                 self.counters.progress += 1
         except Exception as err:
@@ -363,15 +363,15 @@ class Engine:
     def _holds_back(self, batch: DecodeBatch, prefills: Prefills) -> bool:
         """Whether a step would come too early, because short prompts are about to join it.
 
-        A step takes nearly as long for one row as for eight. Streams that have begun wait for one chunk of
-        tokens, as beside a long prompt; rows that have nothing to say yet wait for each other.
+        A step takes nearly as long for one row as for eight. Streams that have begun wait for one chunk, as
+        beside a long prompt; rows that have nothing to say yet wait for each other.
         """
         # Rows that came with these, but later by a chunk, are not prompts yet.
-        if not self._arrived and not prefills.completes_one(self.width.tokens):
+        if not self._arrived and not prefills.completes_one(1.0):
             return False
         rows = batch.rows
         if any(row.primed for row in rows):
-            return prefills.completes_one(self.width.tokens - self._prefilled)
+            return prefills.completes_one(1.0 - self._prefilled)
         return time.perf_counter() - min(row.prefilled_s for row in rows) < _FIRST_WAIT_S
 
     def _decode(self, batch: DecodeBatch, reserved_bytes: int) -> None:
@@ -382,7 +382,7 @@ class Engine:
             ended = self._say(batch, batch.step(self._limits.kv_pool_bytes - reserved_bytes))
             batch.finish()
             self._leave(batch, ended)
-        self._prefilled = 0
+        self._prefilled = 0.0
         self.counters.progress += 1
         self.counters.decode_s += time.perf_counter() - began_s
 

@@ -24,6 +24,7 @@ from mlxpool.worker.cache.records import RECORD_TOKENS
 from mlxpool.worker.cache.sources import Caches
 from mlxpool.worker.engine import following, padded
 from mlxpool.worker.engine.admission import KvCost
+from mlxpool.worker.engine.buffers import grow_as_ever, make_room
 from mlxpool.worker.engine.chunks import ChunkWidth, company, next_turn
 from mlxpool.worker.engine.prompt import Prompt
 from mlxpool.worker.engine.row import Row
@@ -128,6 +129,7 @@ class Prefills:
     def _start(self, prompt: Prompt, caches: list[Any], length: int) -> None:
         """A prompt can go on from caches that hold so much of it."""
         prompt.start(caches, length)
+        make_room(caches, prompt.end - length)
         first = prompt.first
         if first is not None and first.cached_tokens is None:
             first.cached_tokens = length
@@ -207,9 +209,13 @@ class Prefills:
     def _followers(self, prompt: Prompt) -> list[Prompt]:
         return [other for other in self._prompts if other.follows is prompt]
 
-    def completes_one(self, tokens: int) -> bool:
-        """Whether so many tokens complete a prompt that rows wait for, and that could go on now."""
-        return any(prompt.ready and prompt.end - prompt.done <= tokens for prompt in self._prompts)
+    def completes_one(self, chunks: float) -> bool:
+        """Whether so much of a chunk completes a prompt that rows wait for, and that could go on now. Chunks
+        behind a long context are narrower, and take as long."""
+        return any(
+            prompt.ready and prompt.end - prompt.done <= chunks * self._width.at(prompt.done)
+            for prompt in self._prompts
+        )
 
     def together(self, turn: Prompt) -> list[Prompt]:
         """The prompt whose turn it is, and those that may share its pass: alone where none may."""
@@ -263,6 +269,7 @@ class Prefills:
         self._keep(prompt, began)
         self._let_go(prompt)
         if prompt.complete:
+            grow_as_ever(prompt.caches)
             _give_back()
 
     def _keep(self, prompt: Prompt, began: int) -> None:
