@@ -6,7 +6,8 @@ from typing import Literal
 
 from mlxpool.worker.engine import logprobs
 from mlxpool.worker.engine.group import Sampled
-from mlxpool.worker.text.events import Event, Finish, FinishReason, Prefilled, Usage
+from mlxpool.worker.engine.row import Row
+from mlxpool.worker.text.events import Event, Finish, FinishReason, Prefilled, Reasoning, TextEvent, Usage
 
 
 class GrammarFault(Exception):
@@ -33,6 +34,7 @@ def events_of(sampled: Sampled, lane: Literal["batch", "turns"]) -> tuple[list[E
         reason = "stop"
     else:
         said = row.text.push(token)
+        _count(row, said)
         if sampled.reading is not None and row.token_bytes is not None:
             events += row.text.told(logprobs.event(token, sampled.reading, row.token_bytes))
         events += said
@@ -44,12 +46,23 @@ def events_of(sampled: Sampled, lane: Literal["batch", "turns"]) -> tuple[list[E
         return events, False
     if not row.text.over:
         said = row.text.flush(cut=reason == "length")
+        _count(row, said, more=0)
         events += [*row.text.told(), *said]
         reason = "stop" if row.text.over else reason
     if reason == "stop" and row.text.called:
         reason = "tool_calls"
     events += [
-        Usage(len(row.plan.ids), row.emitted, row.cached_tokens or 0, lane),
+        Usage(len(row.plan.ids), row.emitted, row.cached_tokens or 0, lane, row.reasoning_tokens),
         Finish(reason, row.text.stop),
     ]
     return events, True
+
+
+def _count(row: Row, said: list[TextEvent], more: int = 1) -> None:
+    """The tokens of reasoning. One that says nothing yet belongs to what is heard next; more: new tokens."""
+    row.silent_tokens += more
+    if not said:
+        return
+    if isinstance(said[0], Reasoning):
+        row.reasoning_tokens += row.silent_tokens
+    row.silent_tokens = 0

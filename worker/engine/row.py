@@ -61,6 +61,8 @@ class Row:
         # Of its prompt, the tokens that were not prefilled for it; None until that is known.
         self.cached_tokens: int | None = None
         self.told_prefilled = False
+        self.reasoning_tokens = 0
+        self.silent_tokens = 0  # sampled since the last one that something was heard of
         # For traces, perf_counter seconds: when it was let in, and when its prompt was done; 0.0 until then.
         self.admitted_s = 0.0
         self.prefilled_s = 0.0

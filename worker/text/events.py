@@ -77,12 +77,14 @@ class Prefilled(msgspec.Struct, frozen=True):
 
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one row; every sampled token counts, an eos included. lane: `batch` for a row that
-    shared its forward passes or could have, `turns` for a model whose rows can't."""
+    shared its forward passes or could have, `turns` for a model whose rows can't. reasoning_tokens: of the
+    sampled ones, those whose text was reasoning."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     lane: Literal["batch", "turns"] = "batch"
+    reasoning_tokens: int = 0
 
 
 class Finish(msgspec.Struct, frozen=True):

@@ -1,0 +1,38 @@
+"""Which log-probabilities belong to a message's text. Pure.
+
+Every sampled token has one, and this protocol has a place for those of messages alone. They come before the
+text that they made, and so do those of a marker that ended something else: the ones before a message that
+its text does not begin with are not its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlxpool.worker.text.events import Logprobs, TokenLogprob
+
+
+def of_beginning(tokens: Sequence[Logprobs], text: str) -> list[Logprobs]:
+    """Those of `tokens` that made `text`, with which a message begins."""
+    start = 0
+    while start < len(tokens) - 1 and not _begins(text, tokens[start].chosen.token):
+        start += 1
+    return list(tokens[start:])
+
+
+def _begins(text: str, token: str) -> bool:
+    """Whether the text may begin with this token, blanks at its head left out or half a character ahead."""
+    if "\N{REPLACEMENT CHARACTER}" in token:
+        return True
+    bare = token.lstrip()
+    return text.startswith(token) or (bool(bare) and (text.startswith(bare) or bare.startswith(text)))
+
+
+def body(entry: Logprobs) -> dict[str, Any]:
+    """A token as this protocol shows it."""
+    return {**_token(entry.chosen), "top_logprobs": [_token(token) for token in entry.top]}
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.token, "bytes": list(token.data), "logprob": token.logprob}
