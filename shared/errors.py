@@ -65,7 +65,8 @@ class ApiError(Exception):
     """A refusal or failure a client is told about.
 
     status: HTTP status. code: a key of STATUS_OF. message: for a person; names the field, the value and
-    what would work. param: the field to blame. retry_after_s: seconds, sent as Retry-After.
+    what would work. param: the field to blame. retry_after_s: seconds, sent as Retry-After. anthropic: the
+    message in Anthropic's envelope, where its clients know another wording.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         retry_after_s: float | None = None,
+        anthropic: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -84,6 +86,7 @@ class ApiError(Exception):
         # The name may be the client's own, and as long as a body.
         self.param = None if param is None else cut(param)
         self.retry_after_s = retry_after_s
+        self.anthropic = anthropic
 
     def headers(self) -> dict[str, str]:
         """Headers that go with this error: Retry-After in whole seconds, at least 1, where it applies."""
@@ -99,6 +102,26 @@ def error(
     return ApiError(STATUS_OF[code], code, message, param=param, retry_after_s=retry_after_s)
 
 
+def context_exceeded(tokens: int, limit: int, field: str) -> ApiError:
+    """400 for a prompt that leaves no room for an answer. tokens: the prompt's. limit: the enforced context,
+    answer included. field: what the wire calls the prompt.
+
+    The wording is each vendor's own: agents look for it, and compact the conversation.
+    """
+    code = "context_length_exceeded"
+    # A prompt of just the limit's length is one token too long.
+    most = limit if tokens > limit else limit - 1
+    return ApiError(
+        STATUS_OF[code],
+        code,
+        f"This model's maximum context length is {limit} tokens. However, your {field} resulted in {tokens} "
+        f"tokens, which leaves no room for an answer. Please reduce the length of the {field} to at most "
+        f"{limit - 1} tokens.",
+        param=field,
+        anthropic=f"prompt is too long: {tokens} tokens > {most} maximum",
+    )
+
+
 def protocol_of(path: str) -> Protocol:
     """Whose envelope an error on this path is shaped in."""
     if path.startswith("/v1/messages"):
@@ -106,23 +129,28 @@ def protocol_of(path: str) -> Protocol:
     return "responses" if path.startswith("/v1/responses") else "openai"
 
 
-def envelope(err: ApiError, protocol: Protocol = "openai") -> dict[str, object]:
-    """The JSON body of an error answer, as `protocol`'s clients expect it."""
+def envelope(
+    err: ApiError, protocol: Protocol = "openai", request_id: str | None = None
+) -> dict[str, object]:
+    """The JSON body of an error answer, as `protocol`'s clients expect it. request_id: where it is known;
+    Anthropic's clients look for it in the body."""
     if protocol == "anthropic":
         kind = _ANTHROPIC_TYPES.get(err.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": err.message, "code": err.code}}
+        message = err.message if err.anthropic is None else err.anthropic
+        told = {} if request_id is None else {"request_id": request_id}
+        return {"type": "error", "error": {"type": kind, "message": message, "code": err.code}, **told}
     kind = _OPENAI_TYPES.get(err.status, "server_error")
     return {"error": {"message": err.message, "type": kind, "param": err.param, "code": err.code}}
 
 
-def encode(err: ApiError, protocol: Protocol = "openai") -> bytes:
+def encode(err: ApiError, protocol: Protocol = "openai", request_id: str | None = None) -> bytes:
     """`envelope` as JSON bytes."""
-    return msgspec.json.encode(envelope(err, protocol))
+    return msgspec.json.encode(envelope(err, protocol, request_id))
 
 
-def stream_event(err: ApiError, protocol: Protocol = "openai") -> bytes:
+def stream_event(err: ApiError, protocol: Protocol = "openai", request_id: str | None = None) -> bytes:
     """The SSE bytes that end a stream with this error, terminal marker included where there is one."""
-    body = encode(err, protocol)
+    body = encode(err, protocol, request_id)
     if protocol == "anthropic":
         return b"event: error\ndata: " + body + b"\n\n"
     if protocol == "responses":

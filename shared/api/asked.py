@@ -19,9 +19,11 @@ RawPrompt = str | tuple[int, ...]
 class Asked(msgspec.Struct, frozen=True):
     """request: the options, and the conversation. prompts: in place of a conversation, texts or token ids
     that go to the model as they are, each with `request.n` answers. warnings: what was asked for and is not
-    done, in sentences. own: of the protocol's writer alone."""
+    done, in sentences. own: of the protocol's writer alone. prompt_fields: what the wire calls each of the
+    prompts."""
 
     request: ChatRequest
     prompts: tuple[RawPrompt, ...] = ()
     warnings: tuple[str, ...] = ()
     own: Any = None
+    prompt_fields: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ protocols use them too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -27,8 +28,10 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     thinking: chat_template_kwargs' own word, which reasoning_effort can't overrule. template_kwargs: all of
     chat_template_kwargs but that. top_logprobs: alternatives per token, None for no log-probabilities.
-    keep_alive is the pool's business; here it is only checked. prompt_field: what the wire calls the
-    conversation, for errors about its length.
+    thinking_budget: tokens of reasoning, after which it is ended. usual_max_tokens: the ceiling where neither
+    the request nor the server sets one. continues: the last message is the beginning of the answer, which
+    goes on from there. keep_alive is the pool's business; here it is only checked. prompt_field: what the
+    wire calls the conversation, for errors about its length.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -60,6 +63,9 @@ class ChatRequest(msgspec.Struct, frozen=True):
     thinking: bool | None = None
     reasoning_effort: Effort | None = None
     template_kwargs: dict[str, Any] = {}
+    thinking_budget: int | None = None
+    usual_max_tokens: int | None = None
+    continues: bool = False
     prompt_field: str = "messages"
 
 
@@ -72,20 +78,14 @@ def read_request(fields: dict[str, Any]) -> ChatRequest:
     """`parse` for a body that is decoded already."""
     table.check(FIELDS, fields, ADVICE)
     get = fields.get
-    stream = read.boolean("stream", get("stream"), default=False)
     tools = read_tools("tools", get("tools"))
     thinking, template_kwargs = read_template_kwargs("chat_template_kwargs", get("chat_template_kwargs"))
-    n = sampling.CHOICES.read(fields, "n")
     return ChatRequest(
         messages=read_messages(get("messages")),
         model=read_model(get("model")),
-        stream=stream,
-        include_usage=_include_usage(get("stream_options"), stream),
         max_tokens=sampling.max_tokens(fields, "max_tokens", "max_completion_tokens"),
-        **sampling.options(fields),
         stop=sampling.stops("stop", get("stop")),
         top_logprobs=sampling.top_logprobs(fields),
-        n=1 if n is None else n,
         tools=tools,
         tool_choice=read_choice("tool_choice", get("tool_choice"), tools),
         parallel_tool_calls=read.boolean("parallel_tool_calls", get("parallel_tool_calls"), default=True),
@@ -93,7 +93,22 @@ def read_request(fields: dict[str, Any]) -> ChatRequest:
         thinking=thinking,
         reasoning_effort=read_effort("reasoning_effort", get("reasoning_effort")),
         template_kwargs=template_kwargs,
+        thinking_budget=sampling.THINKING_BUDGET.read(fields, "thinking_budget"),
+        **answers(fields),
+        **sampling.options(fields),
     )
+
+
+def answers(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """How many answers OpenAI's chat and completions are to give, and whether streamed, by the names of
+    `ChatRequest`. Raises ApiError 400."""
+    stream = read.boolean("stream", fields.get("stream"), default=False)
+    n = sampling.CHOICES.read(fields, "n")
+    return {
+        "stream": stream,
+        "include_usage": _include_usage(fields.get("stream_options"), stream),
+        "n": 1 if n is None else n,
+    }
 
 
 def read_model(value: object) -> str | None:

@@ -20,7 +20,7 @@ STOP_LIMIT_CHARS = 1024
 
 # Each entry is an addition per step; more of them ban a part of the vocabulary, which a grammar does better.
 LOGIT_BIAS_LIMIT = 1024
-_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}")
+TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}")
 
 # Rows of one batch: what a batch holds by default.
 CHOICES_HIGH = 8
@@ -98,8 +98,8 @@ TOP_LOGPROBS = Counts(-1, TOP_LOGPROBS_HIGH)
 # What Anthropic's own server takes is 1,024 and more; a small model may have been told to think less.
 THINKING_BUDGET = Counts(1)
 
-_STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": STOP_LIMIT_CHARS}
-STOPS_SCHEMA = {"type": "array", "items": _STOP_SCHEMA, "maxItems": STOPS_LIMIT}
+STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": STOP_LIMIT_CHARS}
+STOPS_SCHEMA = {"type": "array", "items": STOP_SCHEMA, "maxItems": STOPS_LIMIT}
 
 
 def options(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def logit_bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
         raise read.invalid(name, f"{name} holds {len(given)} tokens; at most {LOGIT_BIAS_LIMIT} work")
     biases = []
     for key in given:
-        if not _TOKEN_ID.fullmatch(key):
+        if not TOKEN_ID.fullmatch(key):
             raise read.invalid(name, f'{name}\'s keys must be token ids like "42", not {read.quoted(key)}')
         where = f"{name}.{key}"
         bias = read.number(where, given[key], LOGIT_BIAS.low, LOGIT_BIAS.high)

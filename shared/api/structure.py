@@ -38,11 +38,12 @@ class Structure(msgspec.Struct, frozen=True):
     strict: bool = False
 
 
-def read_structure(fields: Mapping[str, Any]) -> Structure | None:
-    """The form that a body asks for, None for plain text. Raises ApiError 400, for the losers too."""
+def read_structure(fields: Mapping[str, Any], own: Structure | None = None) -> Structure | None:
+    """The form that a body asks for, None for plain text. own: what the protocol asks for in a place of its
+    own, which ranks as response_format does. Raises ApiError 400, for the losers too."""
     by_rank = (
         _grammar("guided_grammar", fields.get("guided_grammar")),
-        read_format("response_format", fields.get("response_format")),
+        own or read_format("response_format", fields.get("response_format")),
         _structured_outputs("structured_outputs", fields.get("structured_outputs")),
         _json("guided_json", fields.get("guided_json")),
         _regex("guided_regex", fields.get("guided_regex")),
@@ -91,10 +92,11 @@ def _json(name: str, value: object) -> Structure | None:
             raise read.invalid(
                 name, f"{name} is nested too deeply; at most {read.NESTING_LIMIT_LEVELS} levels work"
             )
-    return Structure("json_schema", name, _schema(name, schema))
+    return Structure("json_schema", name, read_schema(name, schema))
 
 
-def _schema(name: str, value: object) -> dict[str, Any] | bool:
+def read_schema(name: str, value: object) -> dict[str, Any] | bool:
+    """A JSON schema. Raises ApiError 400."""
     if isinstance(value, dict | bool):
         return value
     raise _no_schema(name, value)
@@ -131,7 +133,7 @@ def _structured_outputs(name: str, value: object) -> Structure | None:
 
 def read_format(name: str, value: object) -> Structure | None:
     """OpenAI's three forms. The schema may also lie beside the type, where other servers read it; with it
-    there, json_object means that schema."""
+    there, json_object means that schema. None for plain text. Raises ApiError 400."""
     if value is None:
         return None
     given = read.mapping(name, value, '{"type": "json_object"}')
@@ -148,7 +150,7 @@ def read_format(name: str, value: object) -> Structure | None:
         read.only(name, given, ("type", "schema"))
         if given.get("schema") is None:
             return Structure("json_object", name)
-        return Structure("json_schema", name, _schema(f"{name}.schema", given["schema"]))
+        return Structure("json_schema", name, read_schema(f"{name}.schema", given["schema"]))
     return _json_schema(name, given)
 
 
@@ -176,6 +178,6 @@ def _json_schema(name: str, given: Mapping[str, Any]) -> Structure:
     return Structure(
         "json_schema",
         name,
-        _schema(f"{where}.schema", holder["schema"]),
+        read_schema(f"{where}.schema", holder["schema"]),
         read.boolean(f"{where}.strict", holder.get("strict"), default=False),
     )

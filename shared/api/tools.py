@@ -16,7 +16,7 @@ TOOLS_LIMIT = 1024
 
 # What OpenAI takes, longer, and with the marks that name spaces are made with.
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
-_NAME_RULE = "1 to 128 letters, digits or _ . : -"
+NAME_RULE = "1 to 128 letters, digits or _ . : -"
 
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _MODES = ("none", "auto", "required")
@@ -80,10 +80,10 @@ def declared(where: str, function: Mapping[str, Any]) -> Tool:
     protocol's reader to wrap. Raises ApiError 400."""
     name = function.get("name")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-        raise read.invalid(f"{where}.name", f"{where}.name must be {_NAME_RULE}, not {read.quoted(name)}")
+        raise read.invalid(f"{where}.name", f"{where}.name must be {NAME_RULE}, not {read.quoted(name)}")
     read.only(where, function, _FUNCTION_FIELDS)
     read.string(f"{where}.description", function.get("description"))
-    parameters = _parameters(f"{where}.parameters", function.get("parameters"))
+    parameters = read_parameters(f"{where}.parameters", function.get("parameters"))
     return Tool(
         name,
         parameters,
@@ -92,8 +92,9 @@ def declared(where: str, function: Mapping[str, Any]) -> Tool:
     )
 
 
-def _parameters(where: str, value: object) -> dict[str, Any]:
-    """A schema of an object: what arguments are; without a word, of one that holds nothing."""
+def read_parameters(where: str, value: object) -> dict[str, Any]:
+    """A schema of an object: what arguments are; without a word, of one that holds nothing. Raises ApiError
+    400."""
     if value is None or value == {}:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     schema = read.mapping(where, value, '{"type": "object", "properties": {}}')

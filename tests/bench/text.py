@@ -84,7 +84,7 @@ def measure(name: str, family: str, text: str) -> float:
         known = [piece.encode() for piece in pieces]
         detokeniser = ByteDetokeniser(known.__getitem__)
         ids = list(range(len(pieces)))
-    model = ModelText(lambda: detokeniser, lambda _: None, lambda _: True, lambda _: _parse)
+    model = ModelText(lambda _: detokeniser, lambda _: None, lambda _: True, lambda _: _parse)
     stops = _HOSTILE_STOPS if name == _HOSTILE else _STOPS
     how = AnswerFormat(stops=stops, reasoning="think", tools=family, declared=(_TOOL,))
     answer = model.answer(how)

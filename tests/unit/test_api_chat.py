@@ -38,8 +38,9 @@ DOCUMENTED = {
     "presence_context_size", "frequency_penalty", "frequency_context_size", "xtc_probability",
     "xtc_threshold", "logit_bias", "logprobs", "top_logprobs", "stop", "tools", "tool_choice",
     "parallel_tool_calls", "response_format", "guided_grammar", "guided_regex", "guided_choice",
-    "structured_outputs", "chat_template_kwargs", "reasoning_effort", "adapter", "n", "keep_alive", "user",
-    "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "model",
+    "structured_outputs", "chat_template_kwargs", "reasoning_effort", "thinking_budget", "adapter", "n",
+    "keep_alive", "user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier",
+    "model",
 }  # fmt: skip
 
 # Of each honoured field a value, with what it needs beside it, and what then differs in the request.
@@ -106,6 +107,7 @@ HONOURED: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         {"thinking": False, "template_kwargs": {"preserve_thinking": 1}},
     ),
     "reasoning_effort": ({"reasoning_effort": "minimal"}, {"reasoning_effort": "minimal"}),
+    "thinking_budget": ({"thinking_budget": 7}, {"thinking_budget": 7}),
 }
 
 # One value of each refused field that asks for something, and the values that ask for nothing.
@@ -313,7 +315,7 @@ def test_an_unknown_field_names_the_nearest_known_one() -> None:
 
 
 def test_an_unknown_field_that_is_near_none_lists_what_may_be_sent_nearest_first() -> None:
-    listed = refusal(stopping_text="x").message.removeprefix('unknown field "stopping_text"; known fields: ')
+    listed = refusal(stopped_by="x").message.removeprefix('unknown field "stopped_by"; known fields: ')
     names = listed.split(", ")
     assert "stop" in names[:2]
     assert sorted(names) == sorted(name for name, field in FIELDS.items() if field.status != "refused")

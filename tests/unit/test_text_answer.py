@@ -344,7 +344,7 @@ def ids_of(text: str, ids: dict[str, int]) -> list[int]:
 def gemma() -> ModelText:
     ids, _ = gemma_tokens()
     return ModelText(
-        lambda: ByteDetokeniser(lambda token: bytes([token]) if token < 256 else b""),
+        lambda _: ByteDetokeniser(lambda token: bytes([token]) if token < 256 else b""),
         ids.get,
         lambda token: token >= 256,
         lambda name: pytest.fail(f"no parser is needed, and {name}'s was asked for"),

@@ -10,14 +10,18 @@ from mlxpool.worker.text.detokeniser import ByteDetokeniser, Detokeniser, Window
 from mlxpool.worker.text.model import ModelText
 from mlxpool.worker.text.tools.block_calls import Parse
 
+_SOME_TEXT = "a"
+
 
 def model_text(tokenizer: ChatTokenizer) -> ModelText:
     """What reads the answers of this tokenizer's model."""
 
-    def detokeniser() -> Detokeniser:
+    before = tokenizer.encode(_SOME_TEXT)
+
+    def detokeniser(continues: bool) -> Detokeniser:
         if tokenizer.is_byte_level:
-            return ByteDetokeniser(tokenizer.token_bytes)
-        return WindowDetokeniser(tokenizer.decode)
+            return ByteDetokeniser(tokenizer.token_bytes, continues)
+        return WindowDetokeniser(tokenizer.decode, before if continues else ())
 
     return ModelText(detokeniser, tokenizer.token_id, tokenizer.is_special, _parser)
 

@@ -18,7 +18,7 @@ import msgspec
 
 from mlxpool.shared.api.chat import ChatRequest
 from mlxpool.shared.control import Launch
-from mlxpool.shared.errors import error
+from mlxpool.shared.errors import context_exceeded, error
 from mlxpool.worker.text.format import AnswerFormat
 
 DEFAULT_TEMPERATURE = 0.7
@@ -90,13 +90,15 @@ class Defaults(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """What a request's messages came to. reasons: False where reasoning was switched off. boundaries: as a
-    plan's."""
+    """What a request's messages came to, or one of its raw prompts. reasons: False where reasoning was
+    switched off. boundaries: as a plan's. field: what the wire calls it, None for the request's own name. ids
+    from the tokenizer are tokens there are; a client's own may be too large."""
 
     ids: tuple[int, ...]
     format: AnswerFormat
     reasons: bool = True
     boundaries: tuple[int, ...] = ()
+    field: str | None = None
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -139,20 +141,20 @@ def defaults(launch: Launch, generation_config: Mapping[str, Any]) -> Defaults:
 def make_plans(
     request: ChatRequest, prompt: Prompt, base: Defaults, vocabulary: Vocabulary
 ) -> tuple[Plan, ...]:
-    """A plan per choice. Raises ApiError 400 when the prompt leaves no room for one token, or when
+    """A plan per choice. Raises ApiError 400 when the prompt leaves no room for one token, or when it or
     logit_bias names a token that there is not."""
-    ids = prompt.ids
+    ids, field = prompt.ids, prompt.field or request.prompt_field
     if not ids:
-        raise error(
-            "invalid_request", f"{request.prompt_field} makes an empty prompt", param=request.prompt_field
-        )
+        raise error("invalid_request", f"{field} makes an empty prompt", param=field)
     room = base.context - len(ids)
     if room < 1:
+        raise context_exceeded(len(ids), base.context, field)
+    if max(ids) >= vocabulary.size:
+        place, token = next((place, token) for place, token in enumerate(ids) if token >= vocabulary.size)
         raise error(
-            "context_length_exceeded",
-            f"the prompt has {len(ids)} tokens and this model's context is {base.context}, answer "
-            f"included; send at most {base.context - 1} prompt tokens",
-            param=request.prompt_field,
+            "invalid_request",
+            f"{field}[{place}] is {token}; this model's tokens are 0 to {vocabulary.size - 1}",
+            param=f"{field}[{place}]",
         )
     for token, _ in request.logit_bias:
         if not 0 <= token < vocabulary.size:
@@ -161,11 +163,12 @@ def make_plans(
                 f"logit_bias names token {token}; this model's tokens are 0 to {vocabulary.size - 1}",
                 param="logit_bias",
             )
-    ceiling = _first(request.max_tokens, base.max_tokens, default=room)
+    asked = (request.max_tokens, base.max_tokens, request.usual_max_tokens)
+    ceiling = next((limit for limit in asked if limit is not None), None)
     first = Plan(
         ids=ids,
-        max_tokens=min(ceiling, room),
-        limited=request.max_tokens is not None or base.max_tokens is not None,
+        max_tokens=room if ceiling is None else min(ceiling, room),
+        limited=ceiling is not None,
         sampling=_sampling(request, prompt, base),
         eos_ids=vocabulary.eos_ids,
         format=prompt.format,

@@ -113,7 +113,7 @@ class Preparer:
                 reasoning=None,
                 markers=self._grammars.markers,
             )
-        return _Begun(asked, None, AnswerFormat(stops=asked.request.stop), demand)
+        return _Begun(asked, None, AnswerFormat(stops=asked.request.stop, continues=True), demand)
 
     def _conversation(self, asked: Asked) -> _Begun:
         request = asked.request
@@ -152,7 +152,10 @@ class Preparer:
             # A form that leaves no place for reasoning is all answer, whatever it looks like.
             answer_format = msgspec.structs.replace(answer_format, reasoning=None)
         if begun.rendered is None:
-            prompts = [Prompt(self._ids(raw), answer_format) for raw in begun.asked.prompts]
+            prompts = [
+                Prompt(self._ids(raw), answer_format, field=field)
+                for raw, field in zip(begun.asked.prompts, begun.asked.prompt_fields, strict=True)
+            ]
         else:
             prompts = [self._prompt(begun.rendered, answer_format, held)]
         request = begun.asked.request

@@ -36,13 +36,14 @@ class Detokeniser(Protocol):
 class ByteDetokeniser:
     """For byte-level vocabularies: token_bytes(id) is the token's bytes, b"" for special tokens.
 
-    Words carry the space before them, so one space at the very start is the first word's, and left out.
+    Words carry the space before them, so one space at the very start is the first word's, and left out;
+    not with `continues`, where the text goes on from another one.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], continues: bool = False) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._begun = False
+        self._begun = continues
         self._whole = True  # no character is incomplete
 
     def push(self, token: int) -> str:
@@ -64,13 +65,17 @@ class ByteDetokeniser:
 
 
 class WindowDetokeniser:
-    """For every other vocabulary: decode(ids) is the tokenizer's own decoding, special tokens skipped."""
+    """For every other vocabulary: decode(ids) is the tokenizer's own decoding, special tokens skipped.
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    before: ids of some text that comes before, whichever; a decoder that strips the space at a text's
+    beginning leaves the answer's alone then.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], before: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._ids: list[int] = []
-        self._settled = 0  # ids of the window whose text has been given out
-        self._settled_text = ""  # their decoding
+        self._ids = list(before)
+        self._settled = len(self._ids)  # ids of the window whose text has been given out
+        self._settled_text = decode(self._ids) if before else ""  # their decoding
 
     def push(self, token: int) -> str:
         self._ids.append(token)

@@ -17,7 +17,8 @@ class DeclaredTool(msgspec.Struct, frozen=True):
 class AnswerFormat(msgspec.Struct, frozen=True):
     """reasoning: the family whose blocks are split off, None for a model without. starts_inside: the prompt
     has opened the block. tools: the family whose calls are looked for, None where none may be made. one_call:
-    the answer is over with its first call."""
+    the answer is over with its first call. continues: the answer goes on from a text, so its first word's
+    space is text too."""
 
     stops: tuple[str, ...] = ()
     reasoning: str | None = None
@@ -25,3 +26,4 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     tools: str | None = None
     declared: tuple[DeclaredTool, ...] = ()
     one_call: bool = False
+    continues: bool = False

@@ -17,13 +17,13 @@ from mlxpool.worker.text.tools.families import TOOL_FAMILIES, family_tokens
 
 
 class ModelText:
-    """detokeniser: a fresh one for each row. token_id: the id of a token's text, None where there is none.
-    is_special: whether an id has no text of its own. parser: mlx-lm's parser of a tool family by its name,
-    asked for only by families that need one."""
+    """detokeniser: a fresh one for each row, told whether the answer goes on from a text. token_id: the id of
+    a token's text, None where there is none. is_special: whether an id has no text of its own. parser:
+    mlx-lm's parser of a tool family by its name, asked for only by families that need one."""
 
     def __init__(
         self,
-        detokeniser: Callable[[], Detokeniser],
+        detokeniser: Callable[[bool], Detokeniser],
         token_id: Callable[[str], int | None],
         is_special: Callable[[int], bool],
         parser: Callable[[str], Parse],
@@ -37,5 +37,5 @@ class ModelText:
         """The machines for one answer."""
         family = TOOL_FAMILIES.get(answer_format.tools or "")
         parse = self._parser(family.name) if family is not None and family.needs_parser else None
-        source = TokenText(self._detokeniser(), self._marks)
+        source = TokenText(self._detokeniser(answer_format.continues), self._marks)
         return AnswerText(source, answer_format, self._marks, parse)

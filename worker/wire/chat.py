@@ -35,12 +35,11 @@ from mlxpool.worker.text.events import (
     ToolCallStart,
     Usage,
 )
+from mlxpool.worker.wire.merge import merged
 from mlxpool.worker.wire.usage import UsageBody, usage_body
 from mlxpool.worker.wire.writer import Identity, Said
 
 DONE = b"data: [DONE]\n\n"
-
-_Piece = Text | Reasoning | ToolCallArguments
 
 
 class LikelyToken(msgspec.Struct, frozen=True, gc=False):
@@ -241,7 +240,7 @@ class ChatAnswer:
                 self._rows[index].logprobs.append(event)
             else:
                 rest.append((index, event))
-        return _merged(rest)
+        return merged(rest)
 
     def _finish(self, index: int, reason: FinishReason) -> bytes:
         self._rows[index].reason = reason
@@ -287,31 +286,6 @@ class ChatAnswer:
 
 def chat_writer(prepared: Prepared, identity: Identity) -> ChatAnswer:
     return ChatAnswer(identity, prepared.request.include_usage, len(prepared.plans), prepared.warnings)
-
-
-def _merged(said: Iterable[Said]) -> list[Said]:
-    """The same, with pieces of one text that follow each other as one piece, choice by choice."""
-    merged: list[Said] = []
-    last: dict[int, int] = {}  # choice → place of its last event
-    more: defaultdict[int, list[str]] = defaultdict(list)  # place → texts that go on there
-    for index, event in said:
-        place = last.get(index)
-        if place is not None and isinstance(event, _Piece) and _goes_on(merged[place][1], event):
-            more[place].append(event.text)
-            continue
-        last[index] = len(merged)
-        merged.append((index, event))
-    for place, texts in more.items():
-        index, event = merged[place]
-        assert isinstance(event, _Piece)
-        merged[place] = (index, msgspec.structs.replace(event, text="".join((event.text, *texts))))
-    return merged
-
-
-def _goes_on(one: Event, two: _Piece) -> bool:
-    if isinstance(two, ToolCallArguments):
-        return isinstance(one, ToolCallArguments) and one.index == two.index
-    return type(one) is type(two)
 
 
 def _delta(event: Event) -> Delta:

@@ -6,11 +6,15 @@ from collections.abc import Callable
 
 import msgspec
 
+from mlxpool.shared.api import anthropic, completions, responses
 from mlxpool.shared.api import chat as chat_body
 from mlxpool.shared.api.asked import Asked
 from mlxpool.shared.errors import Protocol
 from mlxpool.worker.request.prepare import Prepared, Read
 from mlxpool.worker.wire.chat import chat_writer
+from mlxpool.worker.wire.completions import completion_writer
+from mlxpool.worker.wire.messages import message_writer
+from mlxpool.worker.wire.responses import responses_writer
 from mlxpool.worker.wire.writer import Identity, Writer
 
 
@@ -28,4 +32,9 @@ def read_chat(body: bytes) -> Asked:
     return Asked(chat_body.parse(body))
 
 
-ENDPOINTS = (Endpoint("/v1/chat/completions", "openai", "chatcmpl-", read_chat, chat_writer),)
+ENDPOINTS = (
+    Endpoint("/v1/chat/completions", "openai", "chatcmpl-", read_chat, chat_writer),
+    Endpoint("/v1/completions", "openai", "cmpl-", completions.parse, completion_writer),
+    Endpoint("/v1/messages", "anthropic", "msg_", anthropic.parse, message_writer),
+    Endpoint("/v1/responses", "responses", "resp_", responses.parse, responses_writer),
+)

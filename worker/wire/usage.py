@@ -24,15 +24,17 @@ class UsageBody(msgspec.Struct, frozen=True):
     lane: Literal["batch", "turns"]
 
 
-def usage_body(rows: Iterable[Usage]) -> UsageBody:
-    """The usage of a request from those of its rows, one or more: their one prompt counts once."""
+def usage_body(rows: Iterable[Usage], choices: int | None = None) -> UsageBody:
+    """The usage of a request from those of its rows, one or more. choices: how many rows each prompt has, one
+    after the other, None for all; a prompt counts once, as its first row saw it."""
     counts = list(rows)
-    prompt = counts[0].prompt_tokens
+    firsts = counts[:: choices or len(counts)]
+    prompt = sum(row.prompt_tokens for row in firsts)
     completion = sum(row.completion_tokens for row in counts)
     return UsageBody(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
-        prompt_tokens_details=PromptTokensDetails(counts[0].cached_tokens),
+        prompt_tokens_details=PromptTokensDetails(sum(row.cached_tokens for row in firsts)),
         lane=counts[0].lane,
     )
