@@ -30,6 +30,7 @@ __all__ = [
     "Cache",
     "ConfigError",
     "Defaults",
+    "History",
     "ModelSettings",
     "Pool",
     "Server",
@@ -139,6 +140,18 @@ class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.ssd and self.ssd_budget > 0
 
 
+class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[history]: how long and how much of what /v1/responses answered is kept. Seconds and bytes."""
+
+    max_age: Annotated[
+        float, Key(v.AGE, "A conversation that rested for a month is begun anew. 0: nothing is kept.")
+    ] = 2_592_000.0
+    max_bytes: Annotated[
+        int,
+        Key(v.SIZE, "On disk, compressed: ten thousand long answers. Oldest out first. 0: nothing is kept."),
+    ] = 512 * 2**20
+
+
 class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[defaults]: what a request that does not say gets. None leaves it to the model's own folder."""
 
@@ -202,12 +215,13 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "server": Server,
     "pool": Pool,
     "cache": Cache,
+    "history": History,
     "defaults": Defaults,
 }
 _ALL_SECTIONS = [*SECTIONS, "aliases", "models"]
 
 # Named in the design, built later: refused with that reason, so that nobody believes they took effect.
-_LATER_SECTIONS = {"history", "colibri"}
+_LATER_SECTIONS = {"colibri"}
 _COLIBRI_KEYS = {"slots", "io", "prefetch", "overlap", "mtp", "reserve"}
 _LATER_KEYS = {
     "models": {"kv_bits", "kv_budget", "draft", "adapters", "experts"} | _COLIBRI_KEYS,
@@ -225,6 +239,7 @@ class Settings(msgspec.Struct, frozen=True):
     server: Server = Server()
     pool: Pool = Pool()
     cache: Cache = Cache()
+    history: History = History()
     aliases: dict[str, str] = {}
     defaults: Defaults = Defaults()
     models: dict[str, ModelSettings] = {}
@@ -349,6 +364,7 @@ def load(
         server=Server(**values["server"]),  # type: ignore[arg-type]  # read by each key's own reader
         pool=Pool(**values["pool"]),  # type: ignore[arg-type]
         cache=Cache(**values["cache"]),  # type: ignore[arg-type]
+        history=History(**values["history"]),  # type: ignore[arg-type]
         defaults=Defaults(**values["defaults"]),  # type: ignore[arg-type]
         aliases=_aliases(tables.get("aliases", {}), str(path)),
         models=_models(tables.get("models", {}), path, origins),
@@ -479,7 +495,7 @@ def seconds_text(seconds: float) -> str:
     """A duration setting as a person would write it: "15m", "never"."""
     if math.isinf(seconds):
         return "never"
-    for unit, size in (("h", 3600), ("m", 60)):
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds and seconds % size == 0:
             return f"{seconds / size:.0f}{unit}"
     return f"{seconds:g}s"

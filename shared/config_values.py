@@ -210,6 +210,11 @@ TTL = Kind(
     'seconds, a duration like "15m", 0 for as soon as idle, or "never" (or -1)',
     {"type": ["number", "string"], "minimum": -1},
 )
+AGE = Kind(
+    _ttl,
+    'seconds, a duration like "30d", 0 for none, or "never" (or -1)',
+    {"type": ["number", "string"], "minimum": -1},
+)
 TIMEOUT = Kind(_timeout, 'more than 0 seconds, or a duration like "10m"', _DURATION_SCHEMA)
 WAIT = Kind(_wait, 'seconds, or a duration like "120s"', _DURATION_SCHEMA)
 COUNT = _whole(1, None, "a whole number, 1 or more")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlxpool.shared import config
-from mlxpool.shared.config import Cache, ConfigError, Defaults, ModelSettings, Pool, Server, load
+from mlxpool.shared.config import Cache, ConfigError, Defaults, History, ModelSettings, Pool, Server, load
 
 
 def write(folder: Path, text: str) -> Path:
@@ -187,7 +187,8 @@ def test_the_homes_own_file_is_read_when_none_is_named(tmp_path: Path) -> None:
         ("[cache]\nram = -1\n", "cache.ram = -1: a size can't be negative: -1"),
         ("[cache]\nssd = 1\n", "cache.ssd = 1: use true or false"),
         ("[cache]\nrom = 1\n", "unknown key cache.rom; did you mean ram?"),
-        ("[history]\n", "[history] is not in this version yet; remove the section"),
+        ("[history]\nmax_bytes = -1\n", "history.max_bytes = -1: a size can't be negative: -1"),
+        ("[history]\nage = 1\n", "unknown key history.age; did you mean max_age?"),
         ("[colibri]\n", "[colibri] is not in this version yet; remove the section"),
         ("[defaults]\nthinking = 1\n", "defaults.thinking = 1: use true or false"),
         ('[models."a"]\nkv_bits = 4\n', 'models."a".kv_bits is not in this version yet; remove it'),
@@ -299,8 +300,8 @@ def test_a_number_without_an_end_is_refused(tmp_path: Path, key: str, value: str
             "environment: unknown MLXPOOL_POOL_IDL_TTL; did you mean MLXPOOL_POOL_IDLE_TTL?",
         ),
         (
-            {"MLXPOOL_HISTORY_MAX_AGE": "1"},
-            "environment: MLXPOOL_HISTORY_MAX_AGE is not in this version yet; unset it",
+            {"MLXPOOL_COLIBRI_SLOTS": "1"},
+            "environment: MLXPOOL_COLIBRI_SLOTS is not in this version yet; unset it",
         ),
         (
             {"MLXPOOL_SRVER_PORT": "1"},
@@ -402,7 +403,7 @@ def test_a_budget_is_explicit_only_when_someone_chose_it(tmp_path: Path) -> None
     assert load(write(tmp_path, '[pool]\nmemory_budget = "75%"\n'), {}, {}).budget_is_explicit
 
 
-@pytest.mark.parametrize("section", [Server, Pool, Cache, Defaults, ModelSettings])
+@pytest.mark.parametrize("section", [Server, Pool, Cache, History, Defaults, ModelSettings])
 def test_schema_and_struct_name_the_same_keys_with_the_same_defaults(section: type) -> None:
     schema = config.json_schema()["properties"]
     if section is ModelSettings:
@@ -422,7 +423,15 @@ def test_schema_knows_every_section() -> None:
         "server",
         "pool",
         "cache",
+        "history",
         "defaults",
         "aliases",
         "models",
     }
+
+
+def test_history_is_kept_for_a_month_in_half_a_gibibyte_unless_said_otherwise(tmp_path: Path) -> None:
+    assert load(write(tmp_path, ""), {}, {}).history == History(30 * 86400.0, 512 * 2**20)
+    own = load(write(tmp_path, '[history]\nmax_age = "7d"\nmax_bytes = "1GiB"\n'), {}, {}).history
+    assert own == History(7 * 86400.0, 2**30)
+    assert load(write(tmp_path, '[history]\nmax_age = "never"\n'), {}, {}).history.max_age == math.inf

@@ -1,0 +1,317 @@
+"""What is kept of answers, for how long, and what a broken row, file or disk costs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sqlite3
+import zlib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mlxpool.parent import database as database_module
+from mlxpool.parent.database import Database
+from mlxpool.parent.faults import Damaged
+from mlxpool.parent.history import store as module
+from mlxpool.parent.history.records import ROW_BYTES, Record, of_response
+from mlxpool.parent.history.store import MIGRATIONS, HistoryStore
+from mlxpool.shared.config import History
+
+DAY = 86400.0
+
+
+def record(name: str, created: float = 1000.0, status: str = "completed", size: int = 0, **more) -> Record:
+    response = {
+        "id": name,
+        "status": status,
+        "model": "m",
+        "output": [{"id": f"msg_{name}", "type": "message"}],
+    }
+    # Noise: what does not shrink is counted as it is.
+    noise = random.Random(name).randbytes(size // 2).hex()
+    given = msgspec.json.encode([{"role": "user", "content": noise}])
+    return of_response(
+        msgspec.json.encode(response), created, given, background=False, previous=None, events=None, **more
+    )
+
+
+class World:
+    """A store over a file, with a clock and limits that a test moves."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now = 1000.0
+        self.limits = History(30 * DAY, 10**9)
+        self.make()
+
+    def make(self) -> None:
+        self.database = Database(self.path, MIGRATIONS)
+        self.store = HistoryStore(self.database, lambda: self.limits, lambda: self.now)
+
+    async def open(self) -> HistoryStore:
+        await self.store.open(lambda left: msgspec.structs.replace(left, status="failed"))
+        return self.store
+
+    async def close(self) -> None:
+        await self.store.close()
+        await self.database.close()
+
+    async def restart(self) -> HistoryStore:
+        await self.close()
+        self.make()
+        return await self.open()
+
+    def sql(self, statement: str, *values: object) -> None:
+        connection = sqlite3.connect(self.path)
+        connection.execute(statement, values)
+        connection.commit()
+        connection.close()
+
+
+@pytest.fixture
+async def world(tmp_path: Path):
+    world = World(tmp_path / "state.sqlite")
+    await world.open()
+    yield world
+    await world.close()
+
+
+async def found(store: HistoryStore, *names: str) -> list[str]:
+    return [name for name in names if await store.get(name) is not None]
+
+
+async def test_a_record_comes_back_as_it_was_also_after_a_restart(world: World) -> None:
+    told = of_response(
+        b'{"id": "r", "status": "incomplete", "model": "m", "output": [{"id": "msg_1"}, {"id": ""}]}',
+        1000.0,
+        b'[ {"a":1}]',
+        background=True,
+        previous="r0",
+        events=b"event: x\n\n",
+    )
+    assert await world.store.put(told)
+    store = await world.restart()
+    assert await store.get("r") == msgspec.structs.replace(told, items=())
+    assert told.items == ("msg_1",)
+    assert (await store.holder_of("msg_1")).id == "r"
+    assert await store.holder_of("msg_2") is None
+    assert await store.get("r1") is None
+
+
+async def test_what_is_kept_is_found_before_it_is_written(world: World) -> None:
+    kept = record("r")
+    world.store.keep(kept)
+    assert await world.store.get("r") is kept
+    assert (await world.store.holder_of("msg_r")) is kept
+    world.store.write(kept)
+    assert (await world.store.get("r")).response == kept.response
+    store = await world.restart()
+    assert (await store.get("r")).response == kept.response
+
+
+async def test_many_writes_at_once_are_all_there_and_counted(world: World) -> None:
+    for n in range(100):
+        one = record(f"r{n}")
+        world.store.keep(one)
+        world.store.write(one)
+    await world.store.close()
+    assert world.store.figures.entries == 100
+    assert world.store.figures.bytes > 100 * ROW_BYTES
+    before = world.store.figures
+    store = await world.restart()
+    assert store.figures == before
+
+
+async def test_a_deleted_record_is_gone_whether_it_was_written_is_being_or_was_not(world: World) -> None:
+    written, waiting, kept = record("written"), record("waiting"), record("kept")
+    await world.store.put(written)
+    for one in (waiting, kept):
+        world.store.keep(one)
+    world.store.write(waiting)
+    assert [await world.store.delete(name) for name in ("written", "waiting", "kept", "unknown")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    world.store.write(kept)
+    store = await world.restart()
+    assert await found(store, "written", "waiting", "kept") == []
+    assert (store.figures.entries, store.figures.bytes) == (0, 0)
+    assert await store.holder_of("msg_written") is None
+
+
+async def test_a_record_that_is_put_again_replaces_what_was_there(world: World) -> None:
+    await world.store.put(record("r", status="queued"))
+    await world.store.put(record("r", status="completed", size=3000))
+    assert (await world.store.get("r")).status == "completed"
+    assert world.store.figures.entries == 1
+    before = world.store.figures
+    assert (await world.restart()).figures == before
+
+
+async def test_the_oldest_make_room_for_the_newest(world: World) -> None:
+    world.limits = History(30 * DAY, 20_000)
+    names = [f"r{n}" for n in range(10)]
+    for n, name in enumerate(names):
+        await world.store.put(record(name, created=900.0 + n, size=6000))
+        assert world.store.figures.bytes <= 20_000
+    left = await found(world.store, *names)
+    assert left == names[-len(left) :]
+    assert 2 <= len(left) < 10
+
+
+async def test_a_lower_limit_counts_from_the_next_start_and_lets_many_go(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "EVICTED_AT_ONCE", 3)
+    for n in range(20):
+        await world.store.put(record(f"r{n + 10}", created=900.0 + n))
+    size = world.store.figures.bytes
+    world.limits = History(30 * DAY, size // 4)
+    store = await world.restart()
+    assert store.figures.entries == 5
+    assert await found(store, *(f"r{n}" for n in range(10, 30))) == [f"r{n}" for n in range(25, 30)]
+
+
+async def test_the_file_gives_back_what_was_let_go(world: World) -> None:
+    for n in range(8):
+        await world.store.put(record(f"r{n}", size=100_000))
+    for n in range(8):
+        await world.store.delete(f"r{n}")
+    await world.close()
+    pages = world.path.stat().st_size
+    world.make()
+    await world.open()
+    assert pages < 200_000
+
+
+async def test_what_is_too_old_is_unknown_at_once_and_gone_with_the_next_write(world: World) -> None:
+    await world.store.put(record("old", created=1000.0))
+    world.now += 30 * DAY
+    assert await found(world.store, "old") == []
+    assert world.store.figures.entries == 1
+    await world.store.put(record("new", created=world.now))
+    assert world.store.figures.entries == 1
+    assert await found(world.store, "new") == ["new"]
+
+
+async def test_never_is_an_age_too(world: World) -> None:
+    world.limits = History(float("inf"), 10**9)
+    await world.store.put(record("r", created=0.0))
+    world.now = 1e12
+    assert await found(await world.restart(), "r") == ["r"]
+
+
+BROKEN = {
+    "input": b"\x00\x01",
+    "response": b"",
+    "events": b"no zlib",
+}
+
+
+@pytest.mark.parametrize("column", BROKEN)
+async def test_a_damaged_row_costs_only_itself(world: World, column: str) -> None:
+    for name in ("a", "b"):
+        await world.store.put(record(name))
+    world.sql(f"UPDATE responses SET {column} = ? WHERE id = 'a'", BROKEN[column])
+    with pytest.raises(Damaged, match="can't be read"):
+        await world.store.get("a")
+    assert await found(world.store, "b") == ["b"]
+    assert await world.store.put(record("c"))
+    assert await world.store.delete("a")
+    assert await world.store.get("a") is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"[", b"{}", b"5", b'{"id":"other","status":"completed"}', b"\xff"], ids=repr
+)
+async def test_a_row_that_holds_something_else_is_damaged(world: World, content: bytes) -> None:
+    await world.store.put(record("a"))
+    world.sql("UPDATE responses SET response = ? WHERE id = 'a'", zlib.compress(content))
+    with pytest.raises(Damaged):
+        await world.store.get("a")
+
+
+async def test_damaged_pages_make_way_for_a_new_file_with_the_next_write(world: World) -> None:
+    for n in range(20):
+        await world.store.put(record(f"r{n}", size=5000))
+    await world.close()
+    content = bytearray(world.path.read_bytes())
+    content[8192:] = b"\xa5" * (len(content) - 8192)
+    world.path.write_bytes(content)
+    world.make()
+    store = await world.open()
+    assert await store.put(record("new"))
+    assert await found(store, "new") == ["new"]
+    assert (await world.restart()).figures.entries == 1
+    assert len(list(world.path.parent.glob("*unusable*"))) >= 1
+
+
+async def test_what_was_to_go_on_at_a_restart_is_told_to_have_failed(world: World) -> None:
+    for name, status in (("q", "queued"), ("p", "in_progress"), ("done", "completed")):
+        await world.store.put(record(name, status=status))
+    store = await world.restart()
+    assert [(await store.get(name)).status for name in ("q", "p", "done")] == [
+        "failed",
+        "failed",
+        "completed",
+    ]
+
+
+async def test_a_locked_file_costs_the_record_and_is_told_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.close()
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.01)
+    world.make()
+    await world.open()
+    other = sqlite3.connect(world.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    caplog.set_level(logging.INFO, "mlxpool.history")
+    assert not await world.store.put(record("a"))
+    waiting = record("b")
+    world.store.keep(waiting)
+    world.store.write(waiting)
+    await world.store.close()
+    assert world.store.figures.unstored == 2
+    assert "locked" in (world.store.figures.reason or "")
+    assert [entry.levelname for entry in caplog.records] == ["ERROR"]
+    other.execute("ROLLBACK")
+    other.close()
+    assert await world.store.put(record("c"))
+    assert world.store.figures.reason is None
+    assert await found(world.store, "a", "b", "c") == ["c"]
+    assert world.store.figures.entries == 1
+
+
+async def test_a_record_longer_than_the_limit_is_not_stored_and_lets_none_go(world: World) -> None:
+    await world.store.put(record("a"))
+    world.limits = History(30 * DAY, 2000)
+    assert not await world.store.put(record("long", size=50_000))
+    assert await found(world.store, "a", "long") == ["a"]
+    assert "history.max_bytes" in (world.store.figures.reason or "")
+
+
+async def test_records_that_wait_for_a_slow_disk_are_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAITING_BYTES", 10_000)
+    release = asyncio.Event()
+
+    async def slow(work):
+        await release.wait()
+        return await Database.run(world.database, work)
+
+    monkeypatch.setattr(world.database, "run", slow)
+    for n in range(6):
+        one = record(f"r{n}", size=4000)
+        world.store.keep(one)
+        world.store.write(one)
+    assert world.store.figures.unstored == 4
+    release.set()
+    await world.store.close()
+    assert await found(world.store, *(f"r{n}" for n in range(6))) == ["r0", "r1"]
