@@ -47,10 +47,12 @@ def error(mask: Any, query: mx.array, keys: mx.array, values: mx.array) -> float
     return float(np.abs(np.array(ours) - expected.reshape(batch, heads, length, wide)).max())
 
 
-@pytest.mark.parametrize(("length", "context"), [(2, 3000), (7, 1500), (64, 64), (64, 700), (300, 301)])
+@pytest.mark.parametrize(
+    ("length", "context"), [(1, 6000), (2, 3000), (7, 1500), (74, 74), (64, 700), (300, 301)]
+)
 @pytest.mark.parametrize("mask", [None, "causal"])
 def test_it_is_softmax_attention(length: int, context: int, mask: str | None) -> None:
-    assert 12 * length * context >= cpu_attention._MIN_SCORES or length == context
+    assert 12 * length * context >= cpu_attention._MIN_SCORES
     assert error(mask, *arrays(length, context)) < TOLERANCE
 
 
@@ -95,7 +97,6 @@ def test_what_it_does_not_do_is_left_to_mlx(monkeypatch: pytest.MonkeyPatch) -> 
         (half, {"mask": "causal"}),
         ((query, keys, values), {"mask": bias}),
         ((query, keys, values), {"sinks": mx.zeros(6)}),
-        ((query[:, :, :1], keys, values), {}),
         (arrays(3, 5), {"mask": "causal"}),
     ):
         before = len(left)
