@@ -16,8 +16,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-# Below this many scores an evaluation costs what the exponentials save: a step of eight rows behind 600 tokens
-# takes as long either way, behind 1,500 two thirds.
+# Below this many scores an evaluation costs what the exponentials save: a step of eight rows behind 600
+# tokens takes as long either way, behind 1,500 two thirds.
 _MIN_SCORES = 64 * 1024
 
 _LOWEST = np.finfo(np.float32).min
