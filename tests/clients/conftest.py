@@ -13,7 +13,10 @@ import anthropic
 import openai
 import pytest
 
+from tests.clients.answers import ANSWERS
 from tests.tools.held import held
+from tests.tools.scripted_events import told
+from tests.tools.scripted_script import make_scripted_model
 from tests.tools.served import Served
 
 STARTER = "smollm2-135m"
@@ -36,14 +39,29 @@ def starter(starter_models: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     yield from held(tmp=tmp_path_factory.mktemp("starter"), models=starter_models)
 
 
-def openai_client(served: Served) -> openai.OpenAI:
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The same parent over scripted workers: a model for each of ANSWERS."""
+    models = tmp_path_factory.mktemp("models")
+    for name, events in ANSWERS.items():
+        make_scripted_model(models, name, events=told(*events))
+    yield from held(tmp=tmp_path_factory.mktemp("scripted"), models=models, scripted=True)
+
+
+def openai_client(served: Served, strict: bool = True) -> openai.OpenAI:
     return openai.OpenAI(
         base_url=f"{served.url}/v1",
         api_key="none",
         max_retries=0,
         timeout=ANSWER_TIMEOUT_S,
-        _strict_response_validation=True,
+        _strict_response_validation=strict,
     )
+
+
+def lenient(served: Served) -> openai.OpenAI:
+    """For streamed completions: a chunk's finish_reason is null until the last, as their vendor has it, and
+    its own client's types know no null there."""
+    return openai_client(served, strict=False)
 
 
 def anthropic_client(served: Served) -> anthropic.Anthropic:
@@ -54,6 +72,18 @@ def anthropic_client(served: Served) -> anthropic.Anthropic:
         timeout=ANSWER_TIMEOUT_S,
         _strict_response_validation=True,
     )
+
+
+@pytest.fixture(scope="module")
+def scripted_gpt(scripted: Served) -> Iterator[openai.OpenAI]:
+    with openai_client(scripted) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def scripted_claude(scripted: Served) -> Iterator[anthropic.Anthropic]:
+    with anthropic_client(scripted) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
