@@ -65,6 +65,10 @@ SHAPES: dict[str, dict[str, int]] = {
         "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
         "num_key_value_heads": 8, "vocab_size": 128_256,
     },
+    "8b": {
+        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128_256,
+    },
     "tiny": {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 2048,
@@ -327,7 +331,7 @@ def random_folder(shape: dict[str, int], out: Path) -> Path:
     from mlx_lm.models import llama
 
     config = {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True}
-    config |= {**shape, "max_position_embeddings": 8192, "bos_token_id": 1, "eos_token_id": 2}
+    config |= {**shape, "max_position_embeddings": 32_768, "bos_token_id": 1, "eos_token_id": 2}
     model = llama.Model(llama.ModelArgs.from_dict(config))
     mx.random.seed(1)
     model.update(
