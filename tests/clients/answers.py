@@ -50,6 +50,15 @@ ANSWERS: dict[str, list[Event]] = {
         _COUNTED,
         Finish("tool_calls"),
     ],
+    "custom": [
+        _BEGUN,
+        *_call(0, "call_a", "shell", '{"input":', ' "ls \\"a', ' b\\""}'),
+        _COUNTED,
+        Finish("tool_calls"),
+    ],
+    "namespaced": [
+        _BEGUN, *_call(0, "call_a", "files__read", '{"city": "Oslo"}'), _COUNTED, Finish("tool_calls"),
+    ],
     "stop": [_BEGUN, Text("One,"), Text(" two,"), _COUNTED, Finish("stop", " three")],
     "length": [_BEGUN, Text("The capital"), Text(" of"), _COUNTED, Finish("length")],
     "failure": [_BEGUN, Text("Half a"), Failure(error("internal_error", FAILED))],
