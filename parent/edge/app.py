@@ -27,6 +27,7 @@ from mlxpool.shared.text import cut
 from . import security
 from .cache_routes import add_cache_routes
 from .config_routes import ConfigRoutes
+from .count_tokens import CountTokens
 from .events import LOG_HISTORY_LINES, EventHub, EventRoutes
 from .jobs_routes import add_job_routes
 from .library_routes import add_library_routes
@@ -35,7 +36,7 @@ from .model_routes import ModelRoutes
 from .models import ModelListing
 from .pool_routes import PoolRoutes
 from .relay import Relay
-from .reply import REQUEST_ID, error_response, json_response, request_id
+from .reply import REQUEST_ID, client_protocol, error_response, json_response, request_id
 from .static import add_static_routes, is_static_path
 from .trace import Trace
 
@@ -67,6 +68,8 @@ def make_app(parts: Parts) -> web.Application:
     app.on_response_prepare.append(_finish_headers(parts.server))
     observed = RelayMetrics()
     relay = Relay(pool, library, observed, parts.trace)
+    counting = CountTokens(library)
+    app.on_cleanup.append(counting.close)
     listing, pools, model = ModelListing(pool, library), PoolRoutes(pool, library), ModelRoutes(pool, library)
     events = EventRoutes(
         parts.hub, parts.jobs.store.rows, partial(pool.last_log_lines, count=LOG_HISTORY_LINES), library.names
@@ -82,6 +85,7 @@ def make_app(parts: Parts) -> web.Application:
             web.post("/v1/chat/completions", relay.chat),
             web.post("/v1/completions", relay.completions),
             web.post("/v1/messages", relay.messages),
+            web.post("/v1/messages/count_tokens", counting.count),
             web.get("/v1/models", listing.list_models),
             web.get("/v1/models/{id:.+}", listing.one_model),
             web.get("/api/pool", pools.view),
@@ -180,6 +184,8 @@ def _finish_headers(
 ) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     async def finish(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["x-request-id"] = request.get(REQUEST_ID) or request_id(None)
+        if client_protocol(request) == "anthropic":
+            response.headers["request-id"] = response.headers["x-request-id"]
         response.headers.pop("Server", None)
         if security.origin_is_allowed(request.headers, live()):
             response.headers.update(security.cors_headers(request.headers))

@@ -239,7 +239,7 @@ class Exchange:
         """An HTTP error while nothing was sent, an error event afterwards."""
         self.times.outcome = "error"
         if not self._sink.started:
-            body = encode(err, protocol_of(self._path))
+            body = encode(err, protocol_of(self._path), self._request_id)
             await self._sink.whole(err.status, body, {"content-type": "application/json", **err.headers()})
             return
         assert self._preamble is not None

@@ -1,9 +1,15 @@
-"""`/v1/models`: every model here, with its state and what it can do."""
+"""`/v1/models`: every model here, with its state and what it can do.
+
+An entry has the fields of OpenAI's listing and of Anthropic's beside ours. Only of `capabilities` both have
+their own idea: clients that say that they are Anthropic's get an object of support for each, ours among them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -14,13 +20,16 @@ from mlxpool.shared.control import Phase
 from mlxpool.shared.errors import error
 from mlxpool.shared.text import cut
 
-from .reply import json_response
+from .reply import client_protocol, json_response
 
 
 class Capabilities(msgspec.Struct, frozen=True):
     """What is claimed is what was built."""
 
     chat: bool = True
+    completions: bool = True
+    messages: bool = True
+    responses: bool = True
     streaming: bool = True
     tools: bool = True
     structured_output: bool = True
@@ -28,8 +37,29 @@ class Capabilities(msgspec.Struct, frozen=True):
     batch: bool = True
 
 
+_YES, _NO = {"supported": True}, {"supported": False}
+# `batch` is Anthropic's batch jobs there, and our rows that decode together elsewhere.
+ANTHROPIC_CAPABILITIES: dict[str, Any] = {
+    **msgspec.to_builtins(Capabilities()),
+    "batch": _NO,
+    "citations": _NO,
+    "code_execution": _NO,
+    "context_management": _NO,
+    "effort": {**_YES, "low": _YES, "medium": _YES, "high": _YES, "xhigh": _YES, "max": _YES},
+    "image_input": _NO,
+    "pdf_input": _NO,
+    "server_tools": {**_NO, "code_execution": _NO, "web_search": _NO},
+    "structured_outputs": _YES,
+    "thinking": {
+        **_YES,
+        "types": {"enabled": _YES, "disabled": _YES, "adaptive": _YES, "between_tools": _NO},
+    },
+}
+
+
 class ModelView(msgspec.Struct, frozen=True, omit_defaults=False):
-    """One entry of `/v1/models`. created: unix seconds of the folder's last change."""
+    """One entry of `/v1/models`. created, created_at: the folder's last change, in unix seconds and as RFC
+    3339. max_input_tokens, max_tokens: the context window and the longest answer by Anthropic's names."""
 
     id: str
     created: int
@@ -40,8 +70,24 @@ class ModelView(msgspec.Struct, frozen=True, omit_defaults=False):
     capabilities: Capabilities
     pinned: bool
     reason: str | None
+    display_name: str
+    created_at: str
+    max_input_tokens: int | None
+    max_tokens: int | None
     object: str = "model"
+    type: str = "model"
     owned_by: str = "mlxpool"
+    lifecycle: str = "active"
+
+
+class ModelPage(msgspec.Struct, frozen=True):
+    """The whole listing: there is never more than one page. first_id, last_id: null for no model."""
+
+    data: list[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False
+    object: str = "list"
 
 
 class ModelListing:
@@ -51,18 +97,26 @@ class ModelListing:
         self._pool = pool
         self._library = library
 
-    async def list_models(self, _: web.Request) -> web.Response:
+    async def list_models(self, request: web.Request) -> web.Response:
         """GET /v1/models"""
-        entries = []
+        views = []
         for model in self._library.models():
-            entries.append(view_model(self._pool, self._library, model))
+            views.append(view_model(self._pool, self._library, model))
             await asyncio.sleep(0)  # a first look reads headers: others get their turn between two models
-        return json_response({"object": "list", "data": entries})
+        first, last = (views[0].id, views[-1].id) if views else (None, None)
+        return json_response(ModelPage([_for(request, view) for view in views], first, last))
 
     async def one_model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}; an alias answers as the model it leads to."""
         model = self._library.resolve(request.match_info["id"])
-        return json_response(view_model(self._pool, self._library, model))
+        return json_response(_for(request, view_model(self._pool, self._library, model)))
+
+
+def _for(request: web.Request, view: ModelView) -> Any:
+    """The entry as this client reads it."""
+    if client_protocol(request) != "anthropic":
+        return view
+    return {**msgspec.structs.asdict(view), "capabilities": ANTHROPIC_CAPABILITIES}
 
 
 def view_model(pool: PoolService, library: Library, model: LibraryModel) -> ModelView:
@@ -75,12 +129,18 @@ def view_model(pool: PoolService, library: Library, model: LibraryModel) -> Mode
         created = int(model.path.stat().st_mtime)
     except OSError:
         created = int(time.time())
+    window = plan.context if plan is not None else None
+    longest = plan.context - 1 if plan is not None else None
     return ModelView(
         id=model.name,
+        display_name=model.name,
         created=created,
+        created_at=datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        max_input_tokens=window,
+        max_tokens=longest,
         state="failed" if failed else slot.phase if slot is not None else "absent",
-        context_window=plan.context if plan is not None else None,
-        max_output_tokens=plan.context - 1 if plan is not None else None,
+        context_window=window,
+        max_output_tokens=longest,
         planned_bytes=plan.planned_bytes if plan is not None else None,
         capabilities=Capabilities(),
         pinned=slot.pinned if slot is not None else model.settings.pin,

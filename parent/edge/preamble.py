@@ -134,11 +134,12 @@ class CompletionPreamble:
 
 class MessagesPreamble:
     """Messages: pings, which may come anywhere. `message_start` has the prompt's length, so it is the
-    worker's."""
+    worker's. request_id: errors name it."""
 
     replaced = 0
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
         self.response_id = f"msg_{secrets.token_hex(12)}"
         self.created = int(time.time())
 
@@ -155,7 +156,7 @@ class MessagesPreamble:
         return last_event(data).startswith((b"event: message_stop\n", b"event: error\n"))
 
     def failure(self, err: ApiError, last: bytes) -> bytes:  # noqa: ARG002  # no event counts the others
-        return errors.stream_event(err, "anthropic")
+        return errors.stream_event(err, "anthropic", self._request_id)
 
 
 class ResponsesPreamble:

@@ -51,7 +51,7 @@ class Relay:
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/messages"""
-        return await self._answer(request, lambda _: MessagesPreamble())
+        return await self._answer(request, lambda _: MessagesPreamble(request[REQUEST_ID]))
 
     async def carry(
         self,

@@ -90,7 +90,7 @@ def cors_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Headers for an answer to a page of a listed origin."""
     return {
         "Access-Control-Allow-Origin": headers.get("Origin", ""),
-        "Access-Control-Expose-Headers": "x-request-id, retry-after, warning",
+        "Access-Control-Expose-Headers": "x-request-id, request-id, retry-after, warning",
         "Vary": "Origin",
     }
 

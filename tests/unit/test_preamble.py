@@ -26,7 +26,7 @@ TRAP = {"text": 'data: {"type":"x","sequence_number":7', "nested": {"type": "x",
 
 
 def every_preamble() -> list[Preamble]:
-    return [ChatPreamble("m"), CompletionPreamble("m"), MessagesPreamble(), ResponsesPreamble("m", {})]
+    return [ChatPreamble("m"), CompletionPreamble("m"), MessagesPreamble("req_1"), ResponsesPreamble("m", {})]
 
 
 def worker_stream(total: int) -> bytes:
@@ -137,7 +137,7 @@ def test_completions_are_opened_and_kept_alive_with_chunks_of_no_text() -> None:
 
 
 def test_messages_are_opened_and_kept_alive_with_pings() -> None:
-    preamble = MessagesPreamble()
+    preamble = MessagesPreamble("req_1")
     assert preamble.opening() == preamble.keep_alive() == b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
