@@ -34,6 +34,7 @@ from mlxpool.worker.engine.engine import Engine
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.engine.terms import Loaded
 from mlxpool.worker.grammar.service import GrammarService
+from mlxpool.worker.grammar.thinking_budget import within_budget
 from mlxpool.worker.load import backend
 from mlxpool.worker.mailbox import Mailbox
 from mlxpool.worker.request.prepare import Preparer
@@ -232,7 +233,7 @@ class Server:
         ]
         constraints = await prepared.held.constraints(len(rows))
         for row, constraint in zip(rows, constraints, strict=True):
-            row.constraint = constraint
+            row.constraint = within_budget(row.plan.thinking, row.text, constraint)
         log.row = rows[0]
         self._engine.submit_all(rows)
         own_headers = {control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **_warning(prepared.warnings)}
@@ -334,7 +335,7 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
         failure = error("internal_error", f"the worker failed on this request: {type(err).__name__}")
     return web.Response(
         status=failure.status,
-        body=errors.encode(failure, errors.protocol_of(request.path)),
+        body=errors.encode(failure, errors.protocol_of(request.path), _REQUEST_ID.get()),
         content_type="application/json",
         headers={control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **failure.headers()},
     )

@@ -7,6 +7,7 @@ import msgspec
 HARMONY = "harmony"
 # What a prompt of that family ends with when it has begun the reasoning.
 HARMONY_OPENER = "<|channel|>analysis<|message|>"
+HARMONY_MESSAGE_END = "<|end|>"
 
 
 class ReasoningFamily(msgspec.Struct, frozen=True):

@@ -22,6 +22,9 @@ from mlxpool.shared.prompt.families import Families
 # Variables that clients set for every model; one whose template reads none of them does as it was trained.
 _FOR_ANY_MODEL = frozenset({*thinking.SWITCHES, thinking.DEPTH, "preserve_thinking"})
 
+# No template looks for it, and no text holds it but by design.
+_OPEN_END = "\ue0f1\ue0f2\ue0f1"
+
 # What a template writes behind the last message is far shorter.
 _PRIMER_CHARS = 200
 
@@ -29,7 +32,8 @@ _PRIMER_CHARS = 200
 class Rendered(msgspec.Struct, frozen=True):
     """messages, variables: what the template was given. told: what the server adds in words. opened: whether
     the text has opened the model's block of reasoning. reasons: False where reasoning was switched off.
-    switched_off: the template itself took that switch, so the block is closed before the answer begins."""
+    switched_off: the template itself took that switch, so the block is closed before the answer begins.
+    continues: the text ends in the last message's own, which the answer goes on from."""
 
     messages: list[dict[str, Any]]
     told: str
@@ -38,6 +42,7 @@ class Rendered(msgspec.Struct, frozen=True):
     opened: bool
     reasons: bool
     switched_off: bool
+    continues: bool = False
 
 
 class Renderer:
@@ -83,21 +88,29 @@ class Renderer:
             told = toolless.instruction(written) if written else ""
         elif written:
             variables["tools"] = written
-        text = self.text(messages, told, variables)
+        text = self.text(messages, told, variables, request.continues)
         reasoning = self.families.reasoning
         return Rendered(
             messages,
             told,
             variables,
             text,
-            opened=reasoning is not None and opens_block(reasoning, text[-_PRIMER_CHARS:]),
+            opened=not request.continues
+            and reasoning is not None
+            and opens_block(reasoning, text[-_PRIMER_CHARS:]),
             reasons=decided.enabled is not False,
             switched_off=decided.enabled is False and bool(decided.variables.keys() & set(thinking.SWITCHES)),
+            continues=request.continues,
         )
 
-    def text(self, messages: list[dict[str, Any]], told: str, variables: dict[str, Any]) -> str:
+    def text(
+        self, messages: list[dict[str, Any]], told: str, variables: dict[str, Any], continues: bool = False
+    ) -> str:
         """The prompt's text. A template's refusal is the client's to hear only where its own messages are
-        what is refused."""
+        what is refused. continues: it ends in the last message's text, without what would end the turn.
+        Raises ApiError 400."""
+        if continues:
+            return self._open_text(messages, told, variables)
         first, *others = toolless.arrangements(messages, told)
         try:
             return self._tokenizer.render(first, **variables)
@@ -108,6 +121,23 @@ class Renderer:
                 with contextlib.suppress(ApiError):
                     return self._tokenizer.render(other, **variables)
             raise refusal
+
+    def _open_text(self, messages: list[dict[str, Any]], told: str, variables: dict[str, Any]) -> str:
+        """Cut at a mark behind the last message's text: templates trim blanks there, and write an end of
+        turn."""
+        *before, last = messages
+        marked = [*before, {**last, "content": f"{last['content']}{_OPEN_END}"}]
+        text, found, _ = self.text(marked, told, {**variables, "add_generation_prompt": False}).rpartition(
+            _OPEN_END
+        )
+        if not found:
+            raise error(
+                "invalid_request",
+                "the last message is the assistant's, but this model's chat template does not write it as it "
+                "is, so no answer can go on from it; end with a user's message",
+                param="messages",
+            )
+        return text
 
     def _check_variables(self, request: ChatRequest) -> None:
         reads = self._tokenizer.template_reads

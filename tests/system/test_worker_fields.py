@@ -119,6 +119,7 @@ CASES: dict[str, Case] = {
     "guided_grammar": case('root ::= "so " [0-9]'),
     "chat_template_kwargs": case({"enable_thinking": True}, reasoning),
     "reasoning_effort": case("high", reasoning),
+    "thinking_budget": case(3, reasoning, chat_template_kwargs={"enable_thinking": True}),
 }
 
 

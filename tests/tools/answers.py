@@ -101,6 +101,10 @@ class Pieces:
     def flush(self) -> str:
         return ""
 
+    @property
+    def in_character(self) -> bool:
+        return False
+
 
 def machine(pieces: Sequence[str], answer_format: AnswerFormat, marks: Marks | None = None) -> AnswerText:
     """Ids are call-0, call-1 and so on."""

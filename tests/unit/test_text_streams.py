@@ -208,7 +208,7 @@ def byte_level_text() -> ModelText:
         return ids[0] if len(ids) == 1 else None
 
     return ModelText(
-        lambda: ByteDetokeniser(tokenizer.token_bytes),
+        lambda _: ByteDetokeniser(tokenizer.token_bytes),
         token_id,
         lambda token: not tokenizer.token_bytes(token),
         parser,

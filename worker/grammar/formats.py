@@ -14,7 +14,12 @@ from typing import Any
 
 import msgspec
 
-from mlxpool.shared.prompt.reasoning_families import HARMONY, HARMONY_OPENER, REASONING_FAMILIES
+from mlxpool.shared.prompt.reasoning_families import (
+    HARMONY,
+    HARMONY_MESSAGE_END,
+    HARMONY_OPENER,
+    REASONING_FAMILIES,
+)
 
 Format = dict[str, Any]
 
@@ -49,6 +54,19 @@ def reasoning_of(family: str | None, starts_inside: bool) -> Reasoning | None:
     found = REASONING_FAMILIES[family]
     opening, closing = found.tags[0]
     return Reasoning(opening, closing, starts_inside, found.dropped[0] if found.dropped else "")
+
+
+def closing_texts(family: str, in_grammar: bool) -> tuple[dict[str, str], str]:
+    """By the closing tag of a block, the text that closes it as the templates of the family write it; and a
+    text that may not come next, "" for none. in_grammar: a grammar says what follows."""
+    if family == HARMONY:
+        # The next message has a header of its own, which would make it one of reasoning again.
+        following = "" if in_grammar else "<|channel|>"
+        text = f"{HARMONY_MESSAGE_END}<|start|>assistant{following}"
+        return {HARMONY_MESSAGE_END: text}, "" if in_grammar else "analysis"
+    found = REASONING_FAMILIES[family]
+    before, after = ("\n" * found.newlines[place] for place in (1, 2))
+    return {closing: f"{before}{closing}{after}" for _, closing in found.tags}, ""
 
 
 def constant(text: str) -> Format:

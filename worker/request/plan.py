@@ -54,12 +54,22 @@ class Sampling(msgspec.Struct, frozen=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
+class ThinkingLimit(msgspec.Struct, frozen=True):
+    """tokens: how many of reasoning may be sampled. closings: ids of what closes a block, by its closing tag.
+    not_then: ids that may not follow that."""
+
+    tokens: int
+    closings: dict[str, tuple[int, ...]]
+    not_then: tuple[int, ...] = ()
+
+
 class Plan(msgspec.Struct, frozen=True):
     """What one row does. max_tokens: ceiling on sampled tokens, inside the context. limited: whether somebody
     set it, which makes it worth reserving memory for. top_logprobs: how many alternatives each token's
     log-probability comes with, None for no log-probabilities. xtc_keeps: ids that XTC never removes.
     namespace: what its keys and values depend on beside the ids. boundaries: lengths of its prompt that a
-    later prompt may have in common with it, ascending, each 1 or more and less than it has ids."""
+    later prompt may have in common with it, ascending, each 1 or more and less than it has ids. thinking:
+    where its reasoning ends at the latest, None for no such place."""
 
     ids: tuple[int, ...]
     max_tokens: int
@@ -71,6 +81,7 @@ class Plan(msgspec.Struct, frozen=True):
     xtc_keeps: tuple[int, ...] = ()
     namespace: str = ""
     boundaries: tuple[int, ...] = ()
+    thinking: ThinkingLimit | None = None
 
 
 class Defaults(msgspec.Struct, frozen=True):
@@ -90,14 +101,15 @@ class Defaults(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """What a request's messages came to, or one of its raw prompts. reasons: False where reasoning was
-    switched off. boundaries: as a plan's. field: what the wire calls it, None for the request's own name. ids
-    from the tokenizer are tokens there are; a client's own may be too large."""
+    """What a request's messages came to, or one of its raw prompts, whose ids may be no tokens of this model.
+    reasons: False where reasoning was switched off. boundaries, thinking: as a plan's. field: what the wire
+    calls it, None for the request's own name."""
 
     ids: tuple[int, ...]
     format: AnswerFormat
     reasons: bool = True
     boundaries: tuple[int, ...] = ()
+    thinking: ThinkingLimit | None = None
     field: str | None = None
 
 
@@ -165,9 +177,11 @@ def make_plans(
             )
     asked = (request.max_tokens, base.max_tokens, request.usual_max_tokens)
     ceiling = next((limit for limit in asked if limit is not None), None)
+    most = room if ceiling is None else min(ceiling, room)
+    thinking = prompt.thinking
     first = Plan(
         ids=ids,
-        max_tokens=room if ceiling is None else min(ceiling, room),
+        max_tokens=most,
         limited=ceiling is not None,
         sampling=_sampling(request, prompt, base),
         eos_ids=vocabulary.eos_ids,
@@ -175,6 +189,7 @@ def make_plans(
         top_logprobs=request.top_logprobs,
         xtc_keeps=vocabulary.newline,
         boundaries=prompt.boundaries,
+        thinking=None if thinking is None or thinking.tokens >= most else thinking,
     )
     return (first, *(_sibling(first, place) for place in range(1, request.n)))
 

@@ -20,11 +20,11 @@ from mlxpool.shared.api.chat import ChatRequest
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.shared.prompt.rendering import Rendered, Renderer
-from mlxpool.worker.grammar.formats import reasoning_of
+from mlxpool.worker.grammar.formats import closing_texts, reasoning_of
 from mlxpool.worker.grammar.service import GrammarService, Held
 from mlxpool.worker.grammar.spec import Demand
 from mlxpool.worker.request.boundaries import Boundaries
-from mlxpool.worker.request.plan import Defaults, Plan, Prompt, Vocabulary, make_plans
+from mlxpool.worker.request.plan import Defaults, Plan, Prompt, ThinkingLimit, Vocabulary, make_plans
 from mlxpool.worker.text.format import AnswerFormat, DeclaredTool
 
 # Two: one long prompt doesn't keep a short one waiting; more would only take turns at the GIL.
@@ -121,6 +121,7 @@ class Preparer:
         reasoning = self._families.reasoning
         tools = request.tools if request.tool_choice.mode != "none" else ()
         answer_format = AnswerFormat(
+            continues=request.continues,
             stops=request.stop,
             reasoning=reasoning,
             starts_inside=rendered.opened,
@@ -132,7 +133,7 @@ class Preparer:
         forced = request.tool_choice.mode in ("required", "one")
         # Strictness that no grammar takes up is answered with a warning.
         if request.structure is not None or forced or any(tool.strict for tool in tools):
-            quiet = rendered.switched_off and not rendered.opened
+            quiet = request.continues or (rendered.switched_off and not rendered.opened)
             demand = Demand(
                 structure=request.structure,
                 tools=tools,
@@ -145,7 +146,7 @@ class Preparer:
         return _Begun(asked, rendered, answer_format, demand)
 
     def _finish(self, begun: _Begun, held: Held) -> Prepared:
-        answer_format = begun.format
+        request, answer_format = begun.asked.request, begun.format
         if held.family is not None:
             answer_format = msgspec.structs.replace(answer_format, tools=held.family)
         if held.compiled is not None and begun.demand is not None and begun.demand.reasoning is None:
@@ -157,8 +158,7 @@ class Preparer:
                 for raw, field in zip(begun.asked.prompts, begun.asked.prompt_fields, strict=True)
             ]
         else:
-            prompts = [self._prompt(begun.rendered, answer_format, held)]
-        request = begun.asked.request
+            prompts = [self._prompt(begun.rendered, answer_format, held, request.thinking_budget)]
         try:
             plans = [
                 plan
@@ -177,14 +177,28 @@ class Preparer:
             ) from refusal
         return Prepared(begun.asked, tuple(plans), held)
 
-    def _prompt(self, rendered: Rendered, answer_format: AnswerFormat, held: Held) -> Prompt:
+    def _prompt(
+        self, rendered: Rendered, answer_format: AnswerFormat, held: Held, budget: int | None
+    ) -> Prompt:
         text, told = rendered.text, rendered.told
         if held.instruction is not None:
             told = "\n\n".join(filter(None, (told, held.instruction)))
-            text = self._renderer.text(rendered.messages, told, rendered.variables)
+            text = self._renderer.text(rendered.messages, told, rendered.variables, rendered.continues)
         ids = tuple(self._tokenizer.encode(text))
         boundaries = self._boundaries.of(ids, rendered.messages, told, rendered.variables)
-        return Prompt(ids, answer_format, rendered.reasons, boundaries)
+        return Prompt(ids, answer_format, rendered.reasons, boundaries, self._thinking_limit(budget, held))
+
+    def _thinking_limit(self, budget: int | None, held: Held) -> ThinkingLimit | None:
+        """None where nothing is asked, or the model marks no reasoning: then it spends no budget either."""
+        family = self._families.reasoning
+        if budget is None or family is None:
+            return None
+        closings, then = closing_texts(family, in_grammar=held.compiled is not None)
+        return ThinkingLimit(
+            budget,
+            {closing: tuple(self._tokenizer.encode(text)) for closing, text in closings.items()},
+            tuple(self._tokenizer.encode(then)[:1]),
+        )
 
     def _ids(self, raw: RawPrompt) -> tuple[int, ...]:
         """Text gets the special tokens that the tokenizer adds by itself, ids are the client's own."""

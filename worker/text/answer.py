@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from mlxpool.shared.prompt.reasoning_families import HARMONY, REASONING_FAMILIES
+from mlxpool.shared.prompt.reasoning_families import HARMONY, HARMONY_MESSAGE_END, REASONING_FAMILIES
 from mlxpool.worker.text.detokeniser import Detokeniser
 from mlxpool.worker.text.events import Logprobs, Reasoning, Text, TextEvent, ToolCallEnd
 from mlxpool.worker.text.format import AnswerFormat
@@ -89,6 +89,18 @@ class AnswerText:
     def held_chars(self) -> int:
         """Characters that are held back now."""
         return sum(machine.held_chars for machine in self._machines())
+
+    @property
+    def thinks_until(self) -> str | None:
+        """What closes the block of reasoning that is open, None outside of one."""
+        if isinstance(self._tools, HarmonyMachine):
+            return HARMONY_MESSAGE_END if self._tools.thinks else None
+        return None if self._splitter is None else self._splitter.open_until
+
+    @property
+    def in_character(self) -> bool:
+        """Whether the last token ended inside a character."""
+        return self._source.in_character
 
     def _machines(self) -> list[ReasoningSplitter | ToolMachine | StopMatcher]:
         machines = (self._splitter, self._tools, self._stops)

@@ -32,6 +32,10 @@ class Detokeniser(Protocol):
     def flush(self) -> str:
         """What was held; an incomplete character comes out as U+FFFD."""
 
+    @property
+    def in_character(self) -> bool:
+        """Whether the last token ended inside a character."""
+
 
 class ByteDetokeniser:
     """For byte-level vocabularies: token_bytes(id) is the token's bytes, b"" for special tokens.
@@ -61,7 +65,12 @@ class ByteDetokeniser:
         return text
 
     def flush(self) -> str:
+        self._whole = True
         return self._decoder.decode(b"", final=True)
+
+    @property
+    def in_character(self) -> bool:
+        return not self._whole
 
 
 class WindowDetokeniser:
@@ -87,6 +96,10 @@ class WindowDetokeniser:
 
     def flush(self) -> str:
         return self._settle(self._decode(self._ids)) if self._ids else ""
+
+    @property
+    def in_character(self) -> bool:
+        return len(self._ids) > self._settled
 
     def _settle(self, text: str) -> str:
         new = text[len(self._settled_text) :]

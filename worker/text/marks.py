@@ -95,3 +95,7 @@ class TokenText:
 
     def flush(self) -> str:
         return self._detokeniser.flush()
+
+    @property
+    def in_character(self) -> bool:
+        return self._detokeniser.in_character

@@ -44,10 +44,12 @@ class ReasoningSplitter:
     ) -> None:
         self._family = family
         self._closers: dict[str, Finder] = {}
+        self._closings: dict[str, str] = {}
         for opening, closing in family.tags:
             closers = marks.forms(closing)
             for form in marks.forms(opening):
                 self._closers[form] = Finder((*closers, *ends))
+                self._closings[form] = closing
         self._ends = frozenset(ends)
         self._openers = tuple(self._closers)
         # Letters in the middle of an answer are never a tag; a token may be, at the start of a line.
@@ -61,6 +63,7 @@ class ReasoningSplitter:
         self._out: list[Piece] = []
         self._state: Callable[[], bool] = self._start
         self._closer = Finder(())
+        self._closing = ""
         longest = max(finder.longest for finder in self._closers.values())
         self.bound_chars = BLANKS_CHARS + max(longest, *(len(form) for form in self._openers))
         if starts_inside:
@@ -93,6 +96,11 @@ class ReasoningSplitter:
     def held_chars(self) -> int:
         return len(self._held)
 
+    @property
+    def open_until(self) -> str | None:
+        """The closing tag of the block that is open, as it is spelled; None outside of one."""
+        return self._closing if self._state in (self._inside, self._entering) else None
+
     # Each state consumes from `_held` and says whether there may be more to do.
 
     def _start(self) -> bool:
@@ -119,7 +127,7 @@ class ReasoningSplitter:
         return text
 
     def _open(self, opener: str) -> None:
-        self._closer = self._closers[opener]
+        self._closer, self._closing = self._closers[opener], self._closings[opener]
         self._state = self._entering
 
     def _entering(self) -> bool:

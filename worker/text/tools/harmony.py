@@ -41,6 +41,8 @@ class HarmonyMachine(ToolMachine):
         starts_inside: bool = False,
     ) -> None:
         self._starts_inside = starts_inside
+        # Whether a message of reasoning is open.
+        self.thinks = starts_inside
         start, channel, message, _, end, call, finish = (marks.form(token) for token in TOKENS)
         self._headers = (start, channel)
         self._message = Finder((message,))
@@ -104,6 +106,7 @@ class HarmonyMachine(ToolMachine):
     def _read_body(self, give: Callable[[str], None]) -> Reading[None]:
         """A message's text up to its end; a header that follows without one is left unread."""
         feed = self.feed
+        self.thinks = give == self._reason
         while True:
             found = self._body_end.find(feed.text, feed.at)
             tail = 0 if feed.ended else self._body_end.tail(feed.text, feed.at)
@@ -111,6 +114,7 @@ class HarmonyMachine(ToolMachine):
             give(self.marks.plain(feed.text[feed.at : end]))
             feed.at = end
             if found is not None:
+                self.thinks = False
                 if found.what not in self._headers:
                     feed.at += len(found.what)
                 return
