@@ -13,6 +13,7 @@ from mlxpool.shared.api.chat_fields import BOOL, EFFORTS, OBJECT, TEXT
 from mlxpool.shared.api.chat_fields import FIELDS as CHAT
 from mlxpool.shared.api.table import Field, accepted, honoured, refused
 from mlxpool.shared.api.tools import TOOLS_LIMIT
+from mlxpool.shared.text import cut
 
 SUMMARIES = ("auto", "concise", "detailed")
 VERBOSITIES = ("low", "medium", "high")
@@ -62,7 +63,9 @@ def _metadata(name: str, value: object) -> object:
     given = read.mapping(name, value, '{"key": "value"}')
     for key, inner in given.items():
         if not isinstance(inner, str):
-            raise read.invalid(f"{name}.{key}", f"{name}.{key} must be a string, not {read.quoted(inner)}")
+            raise read.invalid(
+                f"{name}.{key}", f"{name}.{cut(key)} must be a string, not {read.quoted(inner)}"
+            )
     return given
 
 

@@ -9,6 +9,7 @@ the one call.
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import msgspec
 
@@ -29,32 +30,34 @@ class CustomInput:
     """Push the arguments' pieces, then `end`; the texts returned make the input."""
 
     def __init__(self) -> None:
-        self._whole: list[str] = []
-        self._head: str | None = ""  # None once it is told what form the arguments have
-        self._inside = False
+        self._state: Literal["head", "inside", "over", "other"] = "head"
+        self._pieces: list[str] = []  # of arguments whose form is not known, or another
         self._held = ""  # the beginning of an escape
 
     def push(self, text: str) -> str:
         """What this piece settles of the input."""
-        if self._head is None:
-            if self._inside:
-                return self._unescaped(text)
-            self._whole.append(text)
+        if self._state == "inside":
+            return self._unescaped(text)
+        if self._state == "over":
             return ""
-        self._head += text
-        found = _HEAD.match(self._head)
+        self._pieces.append(text)
+        if self._state == "other":
+            return ""
+        head = "".join(self._pieces)
+        found = _HEAD.match(head)
         if found is not None:
-            rest, self._head, self._inside = self._head[found.end() :], None, True
-            return self._unescaped(rest)
-        if len(self._head) > _HEAD_LIMIT_CHARS:
-            self._whole, self._head = [self._head], None
+            self._state = "inside"
+            return self._unescaped(head[found.end() :])
+        self._pieces = [head]
+        if len(head) > _HEAD_LIMIT_CHARS:
+            self._state = "other"
         return ""
 
     def end(self, cut: bool = False) -> str:
         """The rest. cut: the arguments are not complete; of those that had no beginning nothing is said."""
-        if cut or (self._head is None and not self._whole):
+        if cut or self._state in ("inside", "over"):
             return ""
-        return _best_reading(self._head if self._head is not None else "".join(self._whole))
+        return _best_reading("".join(self._pieces))
 
     def _unescaped(self, text: str) -> str:
         text, self._held = self._held + text, ""
@@ -68,7 +71,7 @@ class CustomInput:
             out.append(text[place : found.start()])
             place = found.start()
             if text[place] == '"':
-                self._inside = False
+                self._state = "over"
                 break
             taken = _escape(text[place : place + 2 * _UNIT_CHARS])
             if taken is None:

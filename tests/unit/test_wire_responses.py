@@ -1,0 +1,556 @@
+"""The Responses writer: events to one object, or to its life as a stream."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from mlxpool.shared.api.response_events import replay
+from mlxpool.shared.api.response_object import unseal
+from mlxpool.shared.api.response_tools import ToolName
+from mlxpool.shared.api.responses import ResponseOwn
+from mlxpool.shared.errors import ApiError, error
+from mlxpool.worker.text.events import (
+    Event,
+    Failure,
+    Finish,
+    Logprobs,
+    Prefilled,
+    Reasoning,
+    Text,
+    TokenLogprob,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    Usage,
+)
+from mlxpool.worker.wire.responses import ResponseAnswer
+from mlxpool.worker.wire.responses_custom import CustomInput
+from mlxpool.worker.wire.writer import Identity, Said
+
+_EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+NAMES = {
+    "ns__get": ToolName("get", "ns"),
+    "patch": ToolName("patch", custom=True),
+    "look": ToolName("look"),
+}
+USED = Usage(7, 5, 2, "batch", 3)
+SPENT = {
+    "input_tokens": 7,
+    "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
+    "output_tokens": 5,
+    "output_tokens_details": {"reasoning_tokens": 3},
+    "total_tokens": 12,
+    "prompt_tokens": 7,
+    "completion_tokens": 5,
+    "prompt_tokens_details": {"cached_tokens": 2},
+    "lane": "batch",
+}
+
+
+def writer(summary: bool = False, sealed: bool = False, **fields: Any) -> ResponseAnswer:
+    own = ResponseOwn(fields, NAMES, summary, sealed)
+    return ResponseAnswer(Identity("resp_1", 1700000000, "m", "resp_0"), own, clock=lambda: 1700000009.7)
+
+
+def said(events: Sequence[Event]) -> list[Said]:
+    return [(0, event) for event in events]
+
+
+def parsed(data: bytes) -> list[dict[str, Any]]:
+    """The events in these bytes, which must be whole ones that the official client takes."""
+    assert data == b"" or data.endswith(b"\n\n")
+    events = []
+    for whole in data.split(b"\n\n")[:-1]:
+        kind, body = whole.split(b"\n")
+        event = json.loads(body.removeprefix(b"data: "))
+        assert kind == b"event: " + event["type"].encode()
+        assert body.startswith(b'data: {"type":"%b","sequence_number":' % event["type"].encode())
+        _EVENTS.validate_python(event)
+        events.append(event)
+    return events
+
+
+def streamed(answer: ResponseAnswer, events: Sequence[Event]) -> list[dict[str, Any]]:
+    """The events of a whole stream, without their numbers, which must have no holes."""
+    told = parsed(answer.opening() + answer.write(said(events)))
+    assert [event.pop("sequence_number") for event in told] == list(range(len(told)))
+    assert answer.ended
+    return told
+
+
+def whole(answer: ResponseAnswer, events: Sequence[Event]) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(answer.whole(said(events)))
+    Response.model_validate(body)
+    return body
+
+
+EMPTY = {
+    "id": "resp_1",
+    "object": "response",
+    "created_at": 1700000000,
+    "completed_at": None,
+    "status": "in_progress",
+    "background": False,
+    "error": None,
+    "incomplete_details": None,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "model": "m",
+    "output": [],
+    "parallel_tool_calls": True,
+    "presence_penalty": None,
+    "frequency_penalty": None,
+    "previous_response_id": "resp_0",
+    "prompt_cache_key": None,
+    "prompt_cache_retention": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": True,
+    "temperature": None,
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": None,
+    "truncation": "disabled",
+    "usage": None,
+    "user": None,
+    "metadata": {},
+}
+OPENED = [
+    {"type": "response.created", "response": EMPTY},
+    {"type": "response.in_progress", "response": EMPTY},
+]
+
+
+def completed(*output: Any) -> dict[str, Any]:
+    done = {**EMPTY, "status": "completed", "completed_at": 1700000009, "usage": SPENT}
+    return {"type": "response.completed", "response": {**done, "output": [*output]}}
+
+
+def message(place: int, text: str, status: str = "completed", logprobs: Any = ()) -> dict[str, Any]:
+    part = {"type": "output_text", "annotations": [], "logprobs": [*logprobs], "text": text}
+    return {
+        "id": f"msg_1000{place}", "type": "message", "status": status, "role": "assistant", "content": [part],
+    }  # fmt: skip
+
+
+def life_of_message(
+    place: int, text: str, status: str = "completed", logprobs: Any = ()
+) -> list[dict[str, Any]]:
+    item = message(place, text, status, logprobs)
+    at = {"item_id": item["id"], "output_index": place, "content_index": 0}
+    blank = {"type": "output_text", "annotations": [], "logprobs": [], "text": ""}
+    added = {**item, "status": "in_progress", "content": []}
+    return [
+        {"type": "response.output_item.added", "output_index": place, "item": added},
+        {"type": "response.content_part.added", **at, "part": blank},
+        {"type": "response.output_text.delta", **at, "delta": text, "logprobs": [*logprobs]},
+        {"type": "response.output_text.done", **at, "text": text, "logprobs": [*logprobs]},
+        {"type": "response.content_part.done", **at, "part": item["content"][0]},
+        {"type": "response.output_item.done", "output_index": place, "item": item},
+    ]
+
+
+def reasoning(place: int, text: str, status: str = "completed") -> dict[str, Any]:
+    return {
+        "id": f"rs_1000{place}", "type": "reasoning", "status": status, "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+    }  # fmt: skip
+
+
+def life_of_reasoning(place: int, text: str) -> list[dict[str, Any]]:
+    item = reasoning(place, text)
+    at = {"item_id": item["id"], "output_index": place, "content_index": 0}
+    added = {**item, "status": "in_progress", "content": []}
+    return [
+        {"type": "response.output_item.added", "output_index": place, "item": added},
+        {"type": "response.content_part.added", **at, "part": {"type": "reasoning_text", "text": ""}},
+        {"type": "response.reasoning_text.delta", **at, "delta": text},
+        {"type": "response.reasoning_text.done", **at, "text": text},
+        {"type": "response.content_part.done", **at, "part": {"type": "reasoning_text", "text": text}},
+        {"type": "response.output_item.done", "output_index": place, "item": item},
+    ]
+
+
+def call(place: int, name: str, text: str, status: str = "completed", **more: Any) -> dict[str, Any]:
+    return {
+        "id": f"fc_1000{place}", "type": "function_call", "status": status, "call_id": f"call_{place}",
+        "name": name, "arguments": text, **more,
+    }  # fmt: skip
+
+
+def life_of_call(
+    place: int, name: str, text: str, status: str = "completed", **more: Any
+) -> list[dict[str, Any]]:
+    item = call(place, name, text, status, **more)
+    at = {"item_id": item["id"], "output_index": place}
+    added = {**item, "status": "in_progress", "arguments": ""}
+    return [
+        {"type": "response.output_item.added", "output_index": place, "item": added},
+        {"type": "response.function_call_arguments.delta", **at, "delta": text},
+        {"type": "response.function_call_arguments.done", **at, "arguments": text},
+        {"type": "response.output_item.done", "output_index": place, "item": item},
+    ]
+
+
+def called(index: int, name: str, *pieces: str, call_id: str = "") -> list[Event]:
+    start = ToolCallStart(index, call_id or f"call_{index}", name)
+    return [start, *(ToolCallArguments(index, piece) for piece in pieces), ToolCallEnd(index)]
+
+
+DONE: list[Event] = [USED, Finish("stop")]
+
+
+def test_a_message_has_every_event_of_its_life() -> None:
+    events = [Prefilled(7, 2), Text("Hel"), Text("lo"), *DONE]
+    expected = [*OPENED, *life_of_message(0, "Hello"), completed(message(0, "Hello"))]
+    assert streamed(writer(), events) == expected
+
+
+def test_reasoning_and_text_are_two_items() -> None:
+    expected = [
+        *OPENED, *life_of_reasoning(0, "hmm"), *life_of_message(1, "So."),
+        completed(reasoning(0, "hmm"), message(1, "So.")),
+    ]  # fmt: skip
+    assert streamed(writer(), [Reasoning("hm"), Reasoning("m"), Text("So."), *DONE]) == expected
+
+
+def test_two_calls_are_two_items_with_their_own_ids() -> None:
+    events = [
+        Reasoning("hmm"),
+        *called(0, "look", '{"x":', "1}", call_id="call_1"),
+        *called(1, "look", "{}", call_id="call_2"),
+        USED, Finish("tool_calls"),
+    ]  # fmt: skip
+    expected = [
+        *OPENED, *life_of_reasoning(0, "hmm"), *life_of_call(1, "look", '{"x":1}'),
+        *life_of_call(2, "look", "{}"),
+        completed(reasoning(0, "hmm"), call(1, "look", '{"x":1}'), call(2, "look", "{}")),
+    ]  # fmt: skip
+    assert streamed(writer(), events) == expected
+
+
+def test_a_namespaced_tool_is_called_by_the_name_that_its_client_knows() -> None:
+    expected = [
+        *OPENED, *life_of_call(0, "get", "{}", namespace="ns"),
+        completed(call(0, "get", "{}", namespace="ns")),
+    ]  # fmt: skip
+    assert streamed(writer(), [*called(0, "ns__get", "{}"), *DONE]) == expected
+
+
+def test_a_custom_tool_is_called_with_plain_text() -> None:
+    events = [*called(0, "patch", '{"in', 'put": "a\\', 'n\\"b', '\\""}'), *DONE]
+    item = {
+        "id": "ctc_10000", "type": "custom_tool_call", "status": "completed", "call_id": "call_0",
+        "name": "patch", "input": 'a\n"b"',
+    }  # fmt: skip
+    at = {"item_id": "ctc_10000", "output_index": 0}
+    added = {**item, "status": "in_progress", "input": ""}
+    assert streamed(writer(), events) == [
+        *OPENED,
+        {"type": "response.output_item.added", "output_index": 0, "item": added},
+        {"type": "response.custom_tool_call_input.delta", **at, "delta": 'a\n"b"'},
+        {"type": "response.custom_tool_call_input.done", **at, "input": 'a\n"b"'},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        completed(item),
+    ]
+
+
+def test_an_answer_that_a_limit_cut_is_incomplete_and_says_why() -> None:
+    ended = {
+        **EMPTY, "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"},
+        "usage": SPENT, "output": [message(0, "Hel", "incomplete")],
+    }  # fmt: skip
+    assert streamed(writer(), [Text("Hel"), USED, Finish("length")]) == [
+        *OPENED,
+        *life_of_message(0, "Hel", "incomplete"),
+        {"type": "response.incomplete", "response": ended},
+    ]
+
+
+def test_a_call_that_a_limit_cut_is_incomplete_as_it_stands() -> None:
+    events = [Text("So."), *called(0, "look", '{"x', call_id="call_1")[:-1], USED, Finish("length")]
+    told = streamed(writer(), events)
+    assert told[2:-1] == [*life_of_message(0, "So."), *life_of_call(1, "look", '{"x', "incomplete")]
+    assert told[-1]["type"] == "response.incomplete"
+
+
+def test_a_failure_is_a_response_that_failed_with_what_was_said() -> None:
+    failed = {
+        **EMPTY, "status": "failed", "output": [message(0, "Hel", "incomplete")],
+        "error": {"code": "server_error", "message": "broken", "param": None, "type": "internal_error"},
+    }  # fmt: skip
+    assert streamed(writer(), [Text("Hel"), Failure(error("internal_error", "broken"))]) == [
+        *OPENED,
+        *life_of_message(0, "Hel", "incomplete"),
+        {"type": "response.failed", "response": failed},
+    ]
+
+
+def test_a_failure_makes_a_whole_answer_that_error() -> None:
+    with pytest.raises(ApiError, match="broken"):
+        writer().whole(said([Text("He"), Failure(error("internal_error", "broken"))]))
+
+
+def test_an_answer_of_nothing_is_an_empty_message() -> None:
+    told = streamed(writer(), DONE)
+    life = [event for event in life_of_message(0, "") if not event["type"].endswith(".delta")]
+    assert told == [*OPENED, *life, completed(message(0, ""))]
+
+
+def likely(token: str, logprob: float = -0.5) -> TokenLogprob:
+    return TokenLogprob(token, token.encode(), logprob)
+
+
+def test_log_probabilities_belong_to_the_text_they_made() -> None:
+    seen = [
+        Logprobs(likely(token), (likely(token), likely("x", -2.0)))
+        for token in ("Hm", "</think>", " So", ".")
+    ]
+    events = [seen[0], Reasoning("Hm"), seen[1], seen[2], Text("So"), seen[3], Text("."), *DONE]
+    entries = [
+        {
+            "token": token, "bytes": [*token.encode()], "logprob": -0.5,
+            "top_logprobs": [
+                {"token": token, "bytes": [*token.encode()], "logprob": -0.5},
+                {"token": "x", "bytes": [120], "logprob": -2.0},
+            ],
+        }
+        for token in (" So", ".")
+    ]  # fmt: skip
+    told = streamed(writer(), events)
+    assert told[8:14] == life_of_message(1, "So.", logprobs=entries)
+    for cut in range(len(events)):
+        stream = writer()
+        parts = parsed(stream.write(said(events[:cut])) + stream.write(said(events[cut:])))
+        deltas = [part["logprobs"] for part in parts if part["type"] == "response.output_text.delta"]
+        assert [entry for delta in deltas for entry in delta] == entries
+
+
+def test_log_probabilities_of_text_that_was_held_wait_for_it() -> None:
+    seen = [Logprobs(likely(token)) for token in ("<", "b", ">")]
+    stream = writer()
+    assert stream.write(said(seen[:2])) == b""
+    told = parsed(stream.write(said([seen[2], Text("<b>")])))
+    assert [entry["token"] for entry in told[-1]["logprobs"]] == ["<", "b", ">"]
+
+
+def test_where_a_summary_is_asked_for_reasoning_is_one() -> None:
+    told = streamed(writer(summary=True), [Reasoning("hm"), Text("So."), *DONE])
+    item = {
+        "id": "rs_10000", "type": "reasoning", "status": "completed", "content": [],
+        "summary": [{"type": "summary_text", "text": "hm"}],
+    }  # fmt: skip
+    at = {"item_id": "rs_10000", "output_index": 0, "summary_index": 0}
+    added = {**item, "status": "in_progress", "summary": []}
+    assert told[2:8] == [
+        {"type": "response.output_item.added", "output_index": 0, "item": added},
+        {
+            "type": "response.reasoning_summary_part.added", **at,
+            "part": {"type": "summary_text", "text": ""},
+        },
+        {"type": "response.reasoning_summary_text.delta", **at, "delta": "hm"},
+        {"type": "response.reasoning_summary_text.done", **at, "text": "hm"},
+        {
+            "type": "response.reasoning_summary_part.done", **at,
+            "part": {"type": "summary_text", "text": "hm"},
+        },
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+    ]  # fmt: skip
+
+
+def test_reasoning_that_the_client_hands_back_is_sealed_when_it_is_done() -> None:
+    told = streamed(writer(sealed=True), [Reasoning("hm…"), *DONE])
+    assert told[2]["item"]["encrypted_content"] is None
+    assert unseal(told[7]["item"]["encrypted_content"]) == "hm…"
+    assert "encrypted_content" not in streamed(writer(), [Reasoning("hm"), *DONE])[7]["item"]
+
+
+def test_a_keep_alive_has_the_next_number() -> None:
+    stream = writer()
+    stream.opening()
+    first = parsed(stream.keep_alive())[0]
+    assert (first["type"], first["sequence_number"], first["response"]) == ("response.in_progress", 2, EMPTY)
+    stream.write(said([Text("a")]))
+    assert parsed(stream.keep_alive())[0]["sequence_number"] == 6
+
+
+def test_the_object_echoes_the_request() -> None:
+    fields: dict[str, Any] = {
+        "instructions": "Be.", "max_output_tokens": 9, "metadata": {"a": "b"}, "store": False,
+        "background": True, "parallel_tool_calls": False, "temperature": 0.5, "top_p": 0.9,
+        "tools": [
+            {"type": "web_search"}, {"type": "function", "name": "f", "parameters": {}, "strict": True},
+        ],
+        "tool_choice": {"type": "function", "name": "f"}, "reasoning": {"effort": "low", "summary": "auto"},
+        "prompt_cache_key": "k", "safety_identifier": "s", "user": "u", "top_logprobs": 2,
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True},
+                 "verbosity": "low"},
+    }  # fmt: skip
+    response = whole(writer(**fields), [Text("x"), *DONE])
+    for name, value in fields.items():
+        if name != "text":
+            assert response[name] == value
+    assert response["text"]["verbosity"] == "low"
+    assert response["text"]["format"] == {
+        "type": "json_schema", "name": "n", "description": None, "schema": {"type": "object"}, "strict": True,
+    }  # fmt: skip
+
+
+# Ends of streams, and things that are said before them.
+def _call_events(index: int, cut: bool) -> st.SearchStrategy[list[Event]]:
+    def events(name: str, pieces: list[str]) -> list[Event]:
+        made = called(index, name, *pieces)
+        return made[:-1] if cut else made
+
+    inputs = st.text().map(lambda text: json.dumps({"input": text}))
+    texts = st.one_of(st.just('{"x":1}'), inputs)
+    pieces = texts.flatmap(lambda text: st.lists(st.integers(0, len(text)), max_size=4).map(
+        lambda cuts: [text[a:b] for a, b in itertools.pairwise(sorted({0, len(text), *cuts}))]
+    ))  # fmt: skip
+    return st.builds(events, st.sampled_from([*NAMES]), pieces)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[Event]:
+    """The events of one row, as an engine could say them."""
+    events: list[Event] = []
+    for index in range(draw(st.integers(0, 5))):
+        kind = draw(st.sampled_from(["text", "reasoning", "call", "tokens"]))
+        if kind == "call":
+            events += draw(_call_events(index, False))
+        elif kind == "tokens":
+            token = draw(st.text(min_size=1, max_size=3))
+            events += [Logprobs(likely(token)), Text(token)]
+        else:
+            made = Text if kind == "text" else Reasoning
+            events += [
+                made(text) for text in draw(st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3))
+            ]
+    ending = draw(st.sampled_from(["stop", "length", "cut call", "failure"]))
+    if ending == "failure":
+        return [*events, Failure(error("internal_error", "broken"))]
+    if ending == "cut call":
+        events += draw(_call_events(9, True))
+    return [*events, USED, Finish("stop" if ending == "stop" else "length")]
+
+
+@settings(max_examples=150, deadline=None)
+@given(answers(), st.lists(st.integers(0, 60), max_size=6), st.booleans(), st.booleans())
+def test_every_chunking_of_events_ends_in_the_same_object(
+    events: list[Event], cuts: list[int], summary: bool, sealed: bool
+) -> None:
+    edges = sorted({0, len(events), *(cut % (len(events) + 1) for cut in cuts)})
+    stream = writer(summary, sealed)
+    data = stream.opening()
+    for start, end in itertools.pairwise(edges):
+        assert not stream.ended
+        data += stream.write(said(events[start:end]))
+    assert stream.ended
+    told = parsed(data)
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    final = told[-1]["response"]
+    if not isinstance(events[-1], Failure):
+        assert final == whole(writer(summary, sealed), events)
+    _assert_told_in_order(told, final["output"])
+    if not any(isinstance(event, Failure) for event in events):
+        again = parsed(b"".join(replay(final)))
+        _assert_told_in_order(again, final["output"])
+        assert again[-1]["response"] == final
+
+
+_TEXTS = {
+    "response.output_text": lambda item: item["content"][0]["text"],
+    "response.reasoning_text": lambda item: item["content"][0]["text"],
+    "response.reasoning_summary_text": lambda item: item["summary"][0]["text"],
+    "response.function_call_arguments": lambda item: item["arguments"],
+    "response.custom_tool_call_input": lambda item: item["input"],
+}
+
+
+def _assert_told_in_order(told: list[dict[str, Any]], output: list[dict[str, Any]]) -> None:
+    """Each item is added, told in deltas that make its text, and done, before the next one is added."""
+    place, open_part, text = -1, False, ""
+    done: list[dict[str, Any]] = []
+    for event in told[2:-1]:
+        family, _, what = event["type"].rpartition(".")
+        if family == "response.output_item":
+            assert event["output_index"] == len(done)
+            if what == "added":
+                assert place == len(done) - 1
+                place, text = len(done), ""
+                assert event["item"]["status"] == "in_progress"
+            else:
+                done.append(event["item"])
+                assert not open_part
+            continue
+        assert (event["output_index"], event["item_id"]) == (place, output[place]["id"])
+        if family in ("response.content_part", "response.reasoning_summary_part"):
+            assert open_part is (what == "done")
+            open_part = not open_part
+        elif what == "delta":
+            text += event["delta"]
+        else:
+            assert what == "done"
+            assert text == _TEXTS[family](output[place])
+    assert done == output
+
+
+SPLIT = [
+    ('{"input": "plain"}', "plain"),
+    ('{"input":""}', ""),
+    (' {\n "input" : "a\\"b\\\\c\\/d\\b\\f\\n\\r\\t"} ', 'a"b\\c/d\b\f\n\r\t'),
+    ('{"input": "\\u00e9\\ud83d\\ude00!"}', "é😀!"),
+    ('{"input": "\\ud83d x \\ude00 \\ud83d\\ud83d\\ude00\\ud83d"}', "\ufffd x \ufffd \ufffd😀\ufffd"),
+    ('{"input": "a", "more": "b"}', "a"),
+    ('{"more": 1, "input": "a"}', "a"),
+    ('{"patch": "a"}', "a"),
+    ('{"input": {"x": 1}}', '{"input": {"x": 1}}'),
+    ('{"input": 5}', '{"input": 5}'),
+    ("{}", "{}"),
+    ("no json", "no json"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "meant"), SPLIT)
+def test_a_custom_input_is_the_same_wherever_its_arguments_are_split(arguments: str, meant: str) -> None:
+    for one, two in itertools.combinations_with_replacement(range(len(arguments) + 1), 2):
+        machine = CustomInput()
+        pieces = (arguments[:one], arguments[one:two], arguments[two:])
+        assert "".join(map(machine.push, pieces)) + machine.end() == meant
+
+
+def test_a_custom_input_goes_out_as_it_comes() -> None:
+    machine = CustomInput()
+    assert [machine.push(piece) for piece in ('{"inp', 'ut": "a', "b\\", "n", 'c"', "}")] == [
+        "", "a", "b", "\n", "c", "",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "meant"), [('{"inp', ""), ('{"input": "ab\\', "ab"), ('{"x": "a', "")])
+def test_a_custom_input_that_a_limit_cut_is_what_was_settled(arguments: str, meant: str) -> None:
+    machine = CustomInput()
+    assert machine.push(arguments) + machine.end(cut=True) == meant
+
+
+def test_long_blanks_before_a_custom_input_take_no_time_to_speak_of() -> None:
+    machine = CustomInput()
+    began_s = time.thread_time()
+    for _ in range(50_000):
+        machine.push("  ")
+    machine.push('{"input": "a"}')
+    assert machine.end() == "a"
+    assert time.thread_time() - began_s < 2
