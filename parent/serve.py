@@ -20,11 +20,15 @@ from mlxpool.shared.memory import Budget
 from mlxpool.shared.units import format_size
 
 from . import run_folder
+from .database import FILE_NAME as STATE_FILE
+from .database import Database
 from .edge.app import Parts, make_app
 from .edge.events import EventHub
 from .edge.http_server import listen
 from .edge.models import view_model
+from .edge.responses_background import interrupted
 from .edge.trace import Trace
+from .history.store import MIGRATIONS, HistoryStore
 from .jobs.runner import Jobs
 from .library import Library
 from .pool.service import PoolService
@@ -62,6 +66,9 @@ async def serve(
     )
     jobs = Jobs(settings, folder)
     live, trace = Live(settings), Trace()
+    database = Database(settings.home / STATE_FILE, MIGRATIONS)
+    history = HistoryStore(database, lambda: live.settings.history)
+    await history.open(interrupted)
     switch_trace(trace, settings)
     reloader = Reloader(live, read_again, library, pool, trace)
     hub = EventHub(
@@ -76,7 +83,9 @@ async def serve(
     jobs.subscribe(partial(hub.line, "job"))
     telling = loop.create_task(hub.run())
     runner = web.AppRunner(
-        make_app(Parts(pool, library, jobs, hub, trace, lambda: live.settings.server, reloader.reload)),
+        make_app(
+            Parts(pool, library, jobs, hub, trace, lambda: live.settings.server, reloader.reload, history)
+        ),
         handler_cancellation=True,
         shutdown_timeout=CLOSE_TIMEOUT_S,
     )
@@ -120,6 +129,8 @@ async def serve(
     await pool.close()
     telling.cancel()
     await runner.cleanup()
+    await history.close()
+    await database.close()
     trace.switch(None)
 
 

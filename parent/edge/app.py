@@ -17,6 +17,7 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
+from mlxpool.parent.history.store import HistoryStore
 from mlxpool.parent.jobs.runner import Jobs
 from mlxpool.parent.library import Library
 from mlxpool.parent.pool.service import PoolService
@@ -37,6 +38,7 @@ from .models import ModelListing
 from .pool_routes import PoolRoutes
 from .relay import Relay
 from .reply import REQUEST_ID, client_protocol, error_response, json_response, request_id
+from .responses_routes import add_response_routes
 from .static import add_static_routes, is_static_path
 from .trace import Trace
 
@@ -59,6 +61,7 @@ class Parts(msgspec.Struct, frozen=True):
     trace: Trace
     server: Callable[[], Server]
     reload: Callable[[], object]
+    history: HistoryStore
 
 
 def make_app(parts: Parts) -> web.Application:
@@ -96,10 +99,11 @@ def make_app(parts: Parts) -> web.Application:
             web.get("/api/models/{id:.+}/stats", model.stats),
             web.get("/api/models/{id:.+}/logs", model.logs),
             web.get("/api/events", events.events),
-            web.get("/metrics", Metrics(pool, observed).metrics),
+            web.get("/metrics", Metrics(pool, observed, parts.history).metrics),
             web.post("/api/config/reload", ConfigRoutes(parts.reload).reload),
         ]
     )
+    add_response_routes(app, relay, library, parts.history, MAX_BODY_BYTES)
     add_library_routes(app, pool, library)
     add_cache_routes(app, pool)
     add_job_routes(app, parts.jobs)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from mlxpool.parent.history.store import HistoryStore
 from mlxpool.parent.pool.service import PoolService
 from mlxpool.parent.pool.views import PoolView, WorkerView
 from mlxpool.shared.control import CacheSummary
@@ -96,9 +97,10 @@ class RelayMetrics:
 class Metrics:
     """The handler and the collector behind it."""
 
-    def __init__(self, pool: PoolService, relay: RelayMetrics) -> None:
+    def __init__(self, pool: PoolService, relay: RelayMetrics, history: HistoryStore) -> None:
         self._pool = pool
         self._relay = relay
+        self._history = history
 
     async def metrics(self, _: web.Request) -> web.Response:
         """GET /metrics"""
@@ -140,6 +142,7 @@ class Metrics:
         yield crashes
 
         yield from self._cache(view)
+        yield from self._stored()
 
         requests = CounterMetricFamily(
             "mlxpool_requests", "Requests that ended.", labels=["model", "outcome"]
@@ -175,6 +178,22 @@ class Metrics:
         drains.add_metric(["true"], view.cache.drains - view.cache.losses)
         drains.add_metric(["false"], view.cache.losses)
         yield drains
+
+    def _stored(self) -> Iterator[Metric]:
+        """Responses that are kept."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        figures = self._history.figures
+        for name, text, value in (
+            ("entries", "Responses that are kept.", figures.entries),
+            ("bytes", "Disk that they take.", figures.bytes),
+            ("limit_bytes", "Disk that they may take.", figures.max_bytes),
+            ("max_age_seconds", "How long they are kept.", figures.max_age_s),
+        ):
+            yield GaugeMetricFamily(f"mlxpool_history_{name}", text, value=value)
+        yield CounterMetricFamily(
+            "mlxpool_history_unstored", "Answers that could not be kept.", value=figures.unstored
+        )
 
     def _disk(self) -> Iterator[Metric]:
         """Records on disk, as the folder was when it was looked at last; models without a worker too."""

@@ -30,14 +30,16 @@ Keep = Callable[[bytes, bytes | None], None]
 
 
 class Recorder:
-    """keep: told once, before the client hears the end. begun: the object of the response before anything was
-    said, for an answer that ends before its worker said one. pieces: of the stream, as passed; dropped: how
-    many pieces before them are no longer held. failing: set by whoever knows why the stream ends badly.
-    response: the final object, once there is one."""
+    """keep: told once, before the client hears the end. begun: makes the response's object before anything
+    was said, for a stream that ends before its worker said one; set by whoever knows.
 
-    def __init__(self, keep: Keep, begun: Callable[[], dict[str, Any]]) -> None:
+    pieces: of the stream, as passed. dropped: how many pieces before them are no longer held. failing: set by
+    whoever knows why the stream ends badly. response: the final object, once there is one.
+    """
+
+    def __init__(self, keep: Keep) -> None:
         self._keep = keep
-        self._begun = begun
+        self.begun: Callable[[], dict[str, Any]] = dict
         self._folding = Folding()
         self._reading = asyncio.Lock()
         self._held_bytes = 0
@@ -76,15 +78,13 @@ class Recorder:
         if self.has_ended():
             return b""
         folding = self._folding
-        response = {
-            **(folding.response if folding.response is not None else self._begun()),
-            "status": status,
-            "output": folding.output(),
-        }
+        begun = folding.response if folding.response is not None else self.begun()
+        response = {**begun, "status": status, "output": folding.output()}
         if err is not None:
             response["error"] = response_object.failure(err)
-        kind = response_events.terminal_kind(status)
-        last = response_events.event(kind, folding.number + 1, response=response)
+        first = response_events.event("response.created", 0, response=begun) if folding.number < 0 else b""
+        number = max(0, folding.number) + 1
+        last = first + response_events.event(response_events.terminal_kind(status), number, response=response)
         self.pieces.append(last)
         self._ended(msgspec.json.encode(response))
         return last
