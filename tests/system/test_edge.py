@@ -455,6 +455,8 @@ async def test_a_forced_unload_ends_a_stream_that_was_opened_for_a_silent_worker
 async def test_a_client_that_leaves_an_opened_stream_takes_its_row_along(tmp_path: Path, models: Path):
     folder = make_scripted_model(models, "mute", slow_headers_s=60)
     async with serve(tmp_path, models=models, scripted=True, flags=QUICK) as served:
+        await served.request("POST", "/api/models/mute/load")
+        await served.until_state("mute", "ready")
         url, body = f"{served.url}/v1/chat/completions", chat_body("mute", stream=True)
         async with served.client.post(url, json=body) as answer:
             await answer.content.readuntil(b"\n\n")
