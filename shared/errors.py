@@ -60,6 +60,10 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 
+# Refused fields → what Anthropic's own client looks for, to go on without them by itself: its tool runner
+# asks for a conversation that the server keeps, and sends whole ones where it hears this.
+_ANTHROPIC_DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+
 
 class ApiError(Exception):
     """A refusal or failure a client is told about.
@@ -138,7 +142,10 @@ def envelope(
         kind = _ANTHROPIC_TYPES.get(err.status, "api_error")
         message = err.message if err.anthropic is None else err.anthropic
         told = {} if request_id is None else {"request_id": request_id}
-        return {"type": "error", "error": {"type": kind, "message": message, "code": err.code}, **told}
+        body: dict[str, object] = {"type": kind, "message": message, "code": err.code}
+        if err.code == "unsupported_parameter" and err.param in _ANTHROPIC_DETAILS:
+            body["details"] = _ANTHROPIC_DETAILS[err.param]
+        return {"type": "error", "error": body, **told}
     kind = _OPENAI_TYPES.get(err.status, "server_error")
     return {"error": {"message": err.message, "type": kind, "param": err.param, "code": err.code}}
 

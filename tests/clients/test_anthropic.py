@@ -12,6 +12,9 @@ from tests.clients.conftest import STARTER
 
 pytestmark = pytest.mark.starter
 
+# The client has no parameter for what every server knows.
+EXACT = {"temperature": 0}
+
 QUESTION = "What is the capital of France? Answer in one sentence."
 ANSWER = "The capital of France is Paris."
 ASKED: Any = [{"role": "user", "content": QUESTION}]
@@ -44,7 +47,7 @@ def said(message: Any) -> str:
 
 
 def test_a_message_whole_with_its_usage(claude: anthropic.Anthropic) -> None:
-    message = claude.messages.create(model=STARTER, max_tokens=40, messages=ASKED, temperature=0)
+    message = claude.messages.create(model=STARTER, max_tokens=40, messages=ASKED, extra_body=EXACT)
     assert (message.type, message.role, message.model) == ("message", "assistant", STARTER)
     assert message.id.startswith("msg_")
     assert [block.type for block in message.content] == ["text"]
@@ -56,7 +59,7 @@ def test_a_message_whole_with_its_usage(claude: anthropic.Anthropic) -> None:
 
 def test_a_streamed_message_has_every_event_in_its_order(claude: anthropic.Anthropic) -> None:
     events = list(
-        claude.messages.create(model=STARTER, max_tokens=40, messages=ASKED, temperature=0, stream=True)
+        claude.messages.create(model=STARTER, max_tokens=40, messages=ASKED, extra_body=EXACT, stream=True)
     )
     kinds = [event.type for event in events]
     assert kinds[:2] == ["message_start", "content_block_start"]
@@ -70,7 +73,7 @@ def test_a_streamed_message_has_every_event_in_its_order(claude: anthropic.Anthr
 
 
 def test_the_stream_helper_puts_a_message_together(claude: anthropic.Anthropic) -> None:
-    with claude.messages.stream(model=STARTER, max_tokens=40, messages=ASKED, temperature=0) as stream:
+    with claude.messages.stream(model=STARTER, max_tokens=40, messages=ASKED, extra_body=EXACT) as stream:
         assert "".join(stream.text_stream) == ANSWER
         final = stream.get_final_message()
     assert (said(final), final.stop_reason, final.usage.output_tokens) == (ANSWER, "end_turn", 8)
@@ -79,14 +82,14 @@ def test_the_stream_helper_puts_a_message_together(claude: anthropic.Anthropic) 
 
 def test_a_stop_sequence_and_the_length_end_a_message(claude: anthropic.Anthropic) -> None:
     stopped = claude.messages.create(
-        model=STARTER, max_tokens=40, messages=ASKED, temperature=0, stop_sequences=["nowhere", " is"]
+        model=STARTER, max_tokens=40, messages=ASKED, extra_body=EXACT, stop_sequences=["nowhere", " is"]
     )
     assert (said(stopped), stopped.stop_reason, stopped.stop_sequence) == (
         "The capital of France",
         "stop_sequence",
         " is",
     )
-    cut = claude.messages.create(model=STARTER, max_tokens=3, messages=ASKED, temperature=0)
+    cut = claude.messages.create(model=STARTER, max_tokens=3, messages=ASKED, extra_body=EXACT)
     assert (said(cut), cut.stop_reason, cut.stop_sequence) == ("The capital of", "max_tokens", None)
 
 
@@ -96,7 +99,7 @@ def test_a_tools_round_trip(claude: anthropic.Anthropic) -> None:
         model=STARTER,
         max_tokens=60,
         messages=messages,
-        temperature=0,
+        extra_body=EXACT,
         tools=[WEATHER],
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
     )
@@ -114,7 +117,7 @@ def test_a_tools_round_trip(claude: anthropic.Anthropic) -> None:
         model=STARTER,
         max_tokens=24,
         messages=messages,
-        temperature=0,
+        extra_body=EXACT,
         tools=[WEATHER],
         tool_choice={"type": "none"},
     )
@@ -125,7 +128,7 @@ def test_a_tools_round_trip(claude: anthropic.Anthropic) -> None:
         model=STARTER,
         max_tokens=60,
         messages=messages[:1],
-        temperature=0,
+        extra_body=EXACT,
         tools=[WEATHER],
         tool_choice={"type": "tool", "name": "weather", "disable_parallel_tool_use": True},
     ) as stream:
@@ -152,7 +155,7 @@ def test_the_tool_runner_calls_a_function_of_the_clients_and_goes_on(claude: ant
         model=STARTER,
         max_tokens=40,
         max_iterations=2,
-        temperature=0,
+        extra_body=EXACT,
         tools=[weather],
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
         messages=[{"role": "user", "content": "Is it warm in Oslo?"}],
@@ -167,7 +170,7 @@ def test_the_parse_helper_reads_structured_output(claude: anthropic.Anthropic) -
     parsed = claude.messages.parse(
         model=STARTER,
         max_tokens=60,
-        temperature=0,
+        extra_body=EXACT,
         output_format=Animal,
         messages=[{"role": "user", "content": "Name a pet."}],
     )
@@ -183,7 +186,7 @@ def test_a_model_that_can_not_think_answers_whatever_thinking_says(
     claude: anthropic.Anthropic, thinking: Any
 ) -> None:
     message = claude.messages.create(
-        model=STARTER, max_tokens=1025, messages=ASKED, temperature=0, thinking=thinking
+        model=STARTER, max_tokens=1025, messages=ASKED, extra_body=EXACT, thinking=thinking
     )
     assert said(message) == ANSWER
 
@@ -216,7 +219,7 @@ def test_a_model_that_can_not_think_answers_whatever_thinking_says(
 )
 def test_counted_tokens_are_those_that_a_message_then_uses(claude: anthropic.Anthropic, body: Any) -> None:
     counted = claude.messages.count_tokens(model=STARTER, **body)
-    used = claude.messages.create(model=STARTER, max_tokens=1, temperature=0, **body)
+    used = claude.messages.create(model=STARTER, max_tokens=1, extra_body=EXACT, **body)
     assert counted.input_tokens == prompt_tokens(used.usage)
 
 
@@ -233,7 +236,9 @@ def test_what_is_wrong_with_a_request_is_the_clients_own_exception(
     claude: anthropic.Anthropic, stream: bool
 ) -> None:
     with pytest.raises(anthropic.BadRequestError, match="temperature") as refused:
-        claude.messages.create(model=STARTER, max_tokens=9, messages=ASKED, temperature=9, stream=stream)
+        claude.messages.create(
+            model=STARTER, max_tokens=9, messages=ASKED, extra_body={"temperature": 9}, stream=stream
+        )
     assert refused.value.request_id
     body: Any = refused.value.body
     assert body["type"] == "error"

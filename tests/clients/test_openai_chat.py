@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
 import pydantic
 import pytest
 
+from mlxpool.shared.chat import ChatTokenizer
 from tests.clients.conftest import STARTER, lenient
 from tests.tools.served import Served
 
@@ -131,7 +133,9 @@ def test_the_parse_helper_reads_structured_output(gpt: openai.OpenAI) -> None:
         assert stream.get_final_completion().choices[0].message.parsed == animal
 
 
-def test_completions_whole_streamed_and_several(starter: Served, gpt: openai.OpenAI) -> None:
+def test_completions_whole_streamed_and_several(
+    starter: Served, gpt: openai.OpenAI, starter_folder: Path
+) -> None:
     whole = gpt.completions.create(
         model=STARTER, prompt="One, two, three, four,", max_tokens=6, temperature=0, logprobs=2
     )
@@ -156,12 +160,17 @@ def test_completions_whole_streamed_and_several(starter: Served, gpt: openai.Ope
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 6
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
-    both = gpt.completions.create(
-        model=STARTER, prompt=["One, two, three, four,", [1, 2, 3]], max_tokens=6, temperature=0, n=2  # type: ignore[list-item]
-    )  # fmt: skip
+    prompts = ["One, two, three, four,", "The sky is"]
+    both = gpt.completions.create(model=STARTER, prompt=prompts, max_tokens=6, temperature=0, n=2)
     assert [one.index for one in both.choices] == [0, 1, 2, 3]
     assert both.choices[0].text == both.choices[1].text == choice.text
     assert both.choices[2].text == both.choices[3].text
+    assert both.usage is not None
+    assert both.usage.completion_tokens == 24
+
+    ids = ChatTokenizer.open(starter_folder).encode(prompts[0])
+    by_ids = gpt.completions.create(model=STARTER, prompt=ids, max_tokens=6, temperature=0)
+    assert by_ids.choices[0].text == choice.text
 
 
 def test_models_are_listed_and_told_apart(gpt: openai.OpenAI) -> None:
