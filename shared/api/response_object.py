@@ -69,7 +69,7 @@ def new_response(
         "temperature": _number(fields, "temperature"),
         "text": _text(_of(fields, "text", dict) or {}),
         "tool_choice": _of(fields, "tool_choice", str, dict) or "auto",
-        "tools": _of(fields, "tools", list) or [],
+        "tools": [_tool(tool) for tool in _of(fields, "tools", list) or [] if isinstance(tool, dict)],
         "top_logprobs": max(0, _count(fields, "top_logprobs") or 0),
         "top_p": _number(fields, "top_p"),
         "truncation": "disabled",
@@ -150,6 +150,11 @@ def _text(given: Mapping[str, Any]) -> dict[str, Any]:
         "format": _format(_of(given, "format", dict) or {}),
         "verbosity": _one_of(given, "verbosity", _VERBOSITIES) or "medium",
     }
+
+
+def _tool(given: dict[str, Any]) -> dict[str, Any]:
+    """As it was sent, with what the protocol's types want of a namespace."""
+    return {"description": "", **given} if given.get("type") == "namespace" else given
 
 
 def _format(given: Mapping[str, Any]) -> dict[str, Any]:
