@@ -22,6 +22,7 @@ from mlxpool.worker.text.events import (
     Text,
     ToolCallArguments,
     ToolCallEnd,
+    Usage,
 )
 from mlxpool.worker.text.format import AnswerFormat, DeclaredTool
 from tests.tools.answers import machine
@@ -119,3 +120,21 @@ def test_log_probabilities_spell_whole_tokens_of_what_is_said(pieces: list[str],
     for event in events:
         seen += event.chosen.token if isinstance(event, Logprobs) else ""
         assert not any(stop in seen for stop in stops)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "inside", "reasoning"),
+    [
+        (["<think>", "hm", "m", "</think>", "So", "."], False, 3),
+        (["hm", "</think>", "So"], True, 1),
+        (["hm", " <", "x"], True, 3),
+        (["So", "."], False, 0),
+        (["<think>", "hm", "</think>"], False, 2),
+    ],
+)
+def test_tokens_of_reasoning_are_counted_and_a_tag_counts_with_what_follows(
+    pieces: list[str], inside: bool, reasoning: int
+) -> None:
+    how = AnswerFormat(reasoning="think", starts_inside=inside)
+    (used,) = [event for event in answered(pieces, how, 99) if isinstance(event, Usage)]
+    assert (used.completion_tokens, used.reasoning_tokens) == (len(pieces) + 1, reasoning)
