@@ -35,6 +35,7 @@ from .library_routes import add_library_routes
 from .metrics import Metrics, RelayMetrics
 from .model_routes import ModelRoutes
 from .models import ModelListing
+from .openapi import OpenApi
 from .pool_routes import PoolRoutes
 from .relay import Relay
 from .reply import REQUEST_ID, client_protocol, error_response, json_response, request_id
@@ -89,6 +90,7 @@ def make_app(parts: Parts) -> web.Application:
             web.post("/v1/completions", relay.completions),
             web.post("/v1/messages", relay.messages),
             web.post("/v1/messages/count_tokens", counting.count),
+            web.get("/openapi.json", OpenApi().document),
             web.get("/v1/models", listing.list_models),
             web.get("/v1/models/{id:.+}", listing.one_model),
             web.get("/api/pool", pools.view),

@@ -20,7 +20,7 @@ from tests.tools.served import Served, serve, until
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 RESPONSES = "/v1/responses"
-PATHS = [CHAT, COMPLETIONS, MESSAGES]
+PATHS = [CHAT, COMPLETIONS, MESSAGES, RESPONSES]
 # A stream that waits is opened after 10 s; nobody needs to wait that long to see it.
 QUICK = ["--open-after", "0.3", "--keep-alive", "0.2"]
 HELLO = [{"role": "user", "content": "q"}]
