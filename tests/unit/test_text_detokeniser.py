@@ -118,3 +118,24 @@ def test_tokens_without_text_are_not_gathered() -> None:
     (tool,) = tokens_of(tokenizer, "<tool>")
     assert [detokeniser.push(tool) for _ in range(100)] == [""] * 100
     assert max(decoded) < 12
+
+
+def test_an_answer_that_goes_on_from_a_text_keeps_its_first_space() -> None:
+    assert stream(ByteDetokeniser(single_byte, continues=True), b" a") == [" ", "a", ""]
+    tokenizer = sentencepiece()
+    ids = tokens_of(tokenizer, "▁Hello", "▁world")
+    before = tokens_of(tokenizer, "▁Hello")
+    assert "".join(stream(WindowDetokeniser(tokenizer.decode), ids)) == "Hello world"
+    assert "".join(stream(WindowDetokeniser(tokenizer.decode, before), ids)) == " Hello world"
+
+
+def test_a_detokeniser_knows_whether_a_character_is_incomplete() -> None:
+    detokeniser = ByteDetokeniser(single_byte)
+    known = []
+    for byte in "a€b".encode():
+        detokeniser.push(byte)
+        known.append(detokeniser.in_character)
+    assert known == [False, True, True, False, False]
+    detokeniser.push(0xE2)
+    detokeniser.flush()
+    assert not detokeniser.in_character

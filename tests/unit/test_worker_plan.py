@@ -10,7 +10,7 @@ from mlxpool.shared.api.chat import ChatRequest
 from mlxpool.shared.api.messages import ChatMessage
 from mlxpool.shared.control import Launch
 from mlxpool.shared.errors import ApiError
-from mlxpool.worker.request.plan import Plan, Prompt, Vocabulary, defaults, make_plans
+from mlxpool.worker.request.plan import Plan, Prompt, ThinkingLimit, Vocabulary, defaults, make_plans
 from mlxpool.worker.text.format import AnswerFormat
 
 VOCABULARY = Vocabulary(500, frozenset({2}), (10,))
@@ -74,6 +74,35 @@ def test_max_tokens_is_clamped_to_the_room_left() -> None:
     assert plan(prompt=10).max_tokens == 90
     assert plan(prompt=10, of=launch(max_tokens=7)).max_tokens == 7
     assert plan(prompt=99).max_tokens == 1
+
+
+def test_a_protocols_usual_limit_is_for_those_that_set_none() -> None:
+    assert plan(prompt=10, usual_max_tokens=20).max_tokens == 20
+    assert plan(prompt=10, usual_max_tokens=20).limited
+    assert plan(prompt=10, usual_max_tokens=20, of=launch(max_tokens=30)).max_tokens == 30
+    assert plan(prompt=10, usual_max_tokens=20, max_tokens=40).max_tokens == 40
+    assert plan(prompt=95, usual_max_tokens=20).max_tokens == 5
+
+
+def test_a_limit_of_thinking_that_can_not_be_met_is_none() -> None:
+    limit = ThinkingLimit(20, {"</think>": (1,)})
+    prompt = Prompt((1, 2), AnswerFormat(), thinking=limit)
+
+    def limit_of(max_tokens: int) -> ThinkingLimit | None:
+        request = ChatRequest(messages=(), max_tokens=max_tokens)
+        return make_plans(request, prompt, defaults(launch(), {}), VOCABULARY)[0].thinking
+
+    assert limit_of(21) == limit
+    assert limit_of(20) is None
+
+
+@pytest.mark.parametrize("ids", [(1, 2, 99_999), (99_999, 2, 99_999)])
+def test_an_id_that_is_no_token_is_named_by_its_place(ids: tuple[int, ...]) -> None:
+    prompt = Prompt(ids, AnswerFormat(), field="prompt[3]")
+    with pytest.raises(ApiError) as caught:
+        make_plans(ChatRequest(messages=()), prompt, defaults(launch(), {}), VOCABULARY)
+    assert caught.value.param == f"prompt[3][{ids.index(99_999)}]"
+    assert "99999" in caught.value.message
 
 
 def test_only_somebodys_limit_counts_as_one() -> None:
