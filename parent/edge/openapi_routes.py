@@ -31,7 +31,8 @@ class Query(msgspec.Struct, frozen=True):
 
 class Operation(msgspec.Struct, frozen=True):
     """One method of one path. answers: by status. errors: the statuses of refusals that its own work can come
-    to; those that anything can come to are added. body: a name of openapi_schemas. is_open: needs no key."""
+    to; those that anything can come to are added. body: a name of openapi_schemas. is_open: needs no key.
+    example: of the parameter in its path. makes: a path whose `{id}` is the id of its answer."""
 
     method: Method
     path: str
@@ -42,6 +43,8 @@ class Operation(msgspec.Struct, frozen=True):
     body_needed: bool = True
     query: tuple[Query, ...] = ()
     is_open: bool = False
+    example: str = ""
+    makes: str = ""
 
 
 # What a request to a model can come to: no such model, too much waits, it died, it can't be loaded.
@@ -55,7 +58,7 @@ _INCLUDE = Query(
 _EMPTY = "Nothing"
 
 
-def _inference(path: str, summary: str, body: str, answer: str) -> Operation:
+def _inference(path: str, summary: str, body: str, answer: str, makes: str = "") -> Operation:
     return Operation(
         "post",
         path,
@@ -63,6 +66,7 @@ def _inference(path: str, summary: str, body: str, answer: str) -> Operation:
         {200: Answer("the answer: an object, or its events with stream: true", answer, (JSON, EVENTS))},
         _MODEL_ERRORS,
         body,
+        makes=makes,
     )
 
 
@@ -86,7 +90,10 @@ OPERATIONS: tuple[Operation, ...] = (
         "post", "/v1/messages/count_tokens", "How many tokens a prompt has; no model is loaded.",
         {200: Answer("the count", "TokenCount")}, (404, 503), "CountRequest",
     ),
-    _inference("/v1/responses", "A response, stored unless store is false.", "ResponsesRequest", "Response"),
+    _inference(
+        "/v1/responses", "A response, stored unless store is false.", "ResponsesRequest", "Response",
+        makes="/v1/responses/{id}",
+    ),
     Operation(
         "get", "/v1/responses", "The same over a WebSocket: text frames of response.create.",
         {101: Answer("the protocol is a WebSocket from here on", types=())},
@@ -203,6 +210,6 @@ OPERATIONS: tuple[Operation, ...] = (
             ),
             304: Answer("as it was", types=()),
         },
-        (404,), is_open=True,
+        (404,), is_open=True, example="js/main.js",
     ),
 )  # fmt: skip

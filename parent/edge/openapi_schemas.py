@@ -27,7 +27,7 @@ from .events import LogLines
 from .jobs_routes import JobBody
 from .library_routes import LibraryView, Removed
 from .models import ModelPage, ModelView
-from .openapi_routes import EVENTS, JSON, Answer, Operation
+from .openapi_routes import EVENTS, JSON, OPERATIONS, Answer, Operation
 from .pool_routes import ModelState, UnloadBody
 
 SECURITY_SCHEMES = {
@@ -90,6 +90,8 @@ def operation(entry: Operation) -> dict[str, Any]:
     if entry.is_open:
         errors.remove(401)
     responses = {str(status): _answer(answer) for status, answer in entry.answers.items()}
+    if entry.makes:
+        responses["200"]["links"] = _links(entry.makes)
     for status in sorted(errors):
         responses.setdefault(str(status), _refusal(entry.path, status))
     told: dict[str, Any] = {
@@ -110,7 +112,13 @@ def operation(entry: Operation) -> dict[str, Any]:
 
 def _parameters(entry: Operation) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "minLength": 1},
+            **({"example": entry.example} if entry.example else {}),
+        }
         for name in re.findall(r"\{(\w+)\}", entry.path)
     ]
     return parts + [
@@ -123,6 +131,18 @@ def _parameters(entry: Operation) -> list[dict[str, Any]]:
         }
         for query in entry.query
     ]
+
+
+def _links(path: str) -> dict[str, Any]:
+    """What can be asked next about the thing that was made: all that is at this path and below it."""
+    return {
+        _operation_id(entry): {
+            "operationId": _operation_id(entry),
+            "parameters": {"id": "$response.body#/id"},
+        }
+        for entry in OPERATIONS
+        if entry.path.startswith(path)
+    }
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
