@@ -288,6 +288,12 @@ def test_a_call_that_a_limit_cut_is_incomplete_as_it_stands() -> None:
     assert told[-1]["type"] == "response.incomplete"
 
 
+@pytest.mark.parametrize(("arguments", "heard"), [('{"inp', ""), ('{"input": "ab\\', "ab")])
+def test_a_custom_call_that_a_limit_cut_has_the_input_that_was_settled(arguments: str, heard: str) -> None:
+    told = streamed(writer(), [*called(0, "patch", arguments)[:-1], USED, Finish("length")])
+    assert (told[-2]["item"]["input"], told[-2]["item"]["status"]) == (heard, "incomplete")
+
+
 def test_a_failure_is_a_response_that_failed_with_what_was_said() -> None:
     failed = {
         **EMPTY, "status": "failed", "output": [message(0, "Hel", "incomplete")],
@@ -338,6 +344,23 @@ def test_log_probabilities_belong_to_the_text_they_made() -> None:
         parts = parsed(stream.write(said(events[:cut])) + stream.write(said(events[cut:])))
         deltas = [part["logprobs"] for part in parts if part["type"] == "response.output_text.delta"]
         assert [entry for delta in deltas for entry in delta] == entries
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [Reasoning("So")],
+        [ToolCallStart(0, "call_0", "look")],
+        [ToolCallArguments(0, "So")],
+        [ToolCallEnd(0)],
+    ],
+)
+def test_log_probabilities_of_anything_but_a_message_are_not_the_next_ones(other: list[Event]) -> None:
+    token = Logprobs(likely("So"))
+    before: list[Event] = [] if isinstance(other[0], Reasoning) else [*called(0, "look")[:1]]
+    told = streamed(writer(), [*before, token, *other, token, Text("So"), *DONE])
+    (part,) = told[-1]["response"]["output"][-1]["content"]
+    assert [entry["token"] for entry in part["logprobs"]] == ["So"]
 
 
 def test_log_probabilities_of_text_that_was_held_wait_for_it() -> None:

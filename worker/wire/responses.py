@@ -90,8 +90,6 @@ class ResponseAnswer:
         told: list[Told] = []
         for _, event in said:
             self._hear(event, told)
-            if self.ended:
-                return told
         if self._open is not None:
             told += self._open.flush()
         return told
