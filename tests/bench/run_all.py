@@ -36,6 +36,7 @@ def main() -> int:
             "startup",
             "text",
             "relay",
+            "count_tokens",
             "viewers",
             "page",
             "swap",
@@ -53,7 +54,7 @@ def main() -> int:
     starter = args.starter or home / "models" / "smollm2-135m"
     own_starter = ["--starter", str(starter)]
     benches = {
-        "startup": [], "text": [], "relay": [], "viewers": [], "page": [],
+        "startup": [], "text": [], "relay": [], "count_tokens": own_starter, "viewers": [], "page": [],
         "swap": own_starter, "serving": own_starter, "engine": own_starter,
         "grammar": own_starter, "cache_lookup": [], "kv_disk": [], "prompt_cache": own_starter,
     }  # fmt: skip
