@@ -5,16 +5,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
 import msgspec
 
 from mlxpool.parent.cli import COMMANDS, cli
-from mlxpool.shared.api import read
-from mlxpool.shared.api.chat_fields import ADVICE, FIELDS
+from mlxpool.shared.api import (
+    anthropic_fields,
+    chat_fields,
+    completion_fields,
+    read,
+    response_fields,
+)
 from mlxpool.shared.api.structure import CHOICES_LIMIT
+from mlxpool.shared.api.table import Field
 from mlxpool.shared.api.template_kwargs import RESERVED
 from mlxpool.shared.api.tools import TOOLS_LIMIT
 from mlxpool.shared.config import SECTIONS, ModelSettings, keys_of, seconds_text
@@ -86,20 +92,25 @@ _FIELDS_HEAD = """# Fields of a request
 
 {made}
 
-Every field of `POST /v1/chat/completions` is in one of the three tables below; the server checks requests
-against the same tables. Nothing is dropped silently: an unknown field, a refused one, a wrong type or value
-and fields that contradict each other are a 400 whose `param` names the field and whose message says its value
-and what would work. `null` is as if the field were not there. Where no default is given, nothing happens
-without the field.
+Every field of a protocol is in one of its three tables below; the server checks requests against the same
+tables. Nothing is dropped silently: an unknown field, a refused one, a wrong type or value and fields that
+contradict each other are a 400 that names the field (`param` in OpenAI's envelopes) and says its value and
+what would work. `null` is as if the field were not there. Where no default is given, nothing happens without
+the field. A body may be nested {nesting} levels deep.
+
+- [`POST /v1/chat/completions`](#chat)
+- [`POST /v1/completions`](#completions)
+- [`POST /v1/messages`](#messages) and its count of tokens
+- [`POST /v1/responses`](#responses)
 """
 
-_HONOURED = """## Honoured
+_HONOURED = """### Honoured
 
 | field | values | default | meaning |
 | --- | --- | --- | --- |
 """
 
-_ACCEPTED = """## Accepted without effect
+_ACCEPTED = """### Accepted without effect
 
 They can't change the text of a server on this machine.
 
@@ -107,7 +118,7 @@ They can't change the text of a server on this machine.
 | --- | --- | --- |
 """
 
-_REFUSED = """## Refused
+_REFUSED = """### Refused
 
 With a value that asks for nothing they pass; clients send those all the time.
 
@@ -118,7 +129,91 @@ With a value that asks for nothing they pass; clients send those all the time.
 _ADVICE = """A field that others call by another name is refused with the name to send: {names}.
 """
 
-_MESSAGES = """## Messages
+_SAME = """As in chat: {names}.
+"""
+
+_CHAT = """## Chat
+
+`POST /v1/chat/completions`
+"""
+
+_COMPLETIONS = """## Completions
+
+`POST /v1/completions`: a prompt goes to the model as it is, without its chat template, and what the model
+writes is all text: no reasoning or call is looked for. A word's space at the answer's beginning is kept.
+"""
+
+_COMPLETIONS_NOTES = """### Prompts and answers
+
+- A prompt of text gets the special tokens that the tokenizer adds by itself; one of ids is taken as it is,
+  and an id that the model has not is refused by its place, as `prompt[2]` or `prompt[1][2]`.
+- Choices are numbered prompt by prompt: with `n` 2 the second prompt's are 2 and 3. `usage` counts each
+  prompt once.
+- `logprobs` of an answer are four lists: `tokens`, `token_logprobs`, `top_logprobs` (the sampled token is
+  always among them) and `text_offset`, in characters from the answer's beginning, over the whole of a
+  stream. A token that is no whole character is spelled `bytes:\\xf0\\x9f`.
+- A form that can't be enforced leaves the text as it is and is told in the `Warning` header; with `strict:
+  true` it is a 400.
+"""
+
+_MESSAGES_OF_ANTHROPIC = """## Messages
+
+`POST /v1/messages`, and `POST /v1/messages/count_tokens`, which takes the same fields and needs `messages`
+alone. The headers `anthropic-version` and `anthropic-beta` are ignored: what a beta changes is asked for in
+its field.
+"""
+
+_MESSAGES_NOTES = """### Blocks
+
+| role | blocks | |
+| --- | --- | --- |
+| `user` | `text`, `tool_result` | shown to the model in this order, each result as a message of its own |
+| `assistant` | `text`, `thinking`, `tool_use` | one message; `signature` is ignored |
+| `system` | `text` | stays where it is |
+
+- Texts beside each other in a user's message, a result or `system` are put together with a line break
+  between them, an assistant's with nothing. A result with `is_error` begins with `Error: `; one may also
+  hold `tool_reference`.
+- `image`, `document`, `search_result` and `container_upload` are refused: this model reads text only.
+- `redacted_thinking` and the calls and results of hosted tools (`server_tool_use` and its like) are left
+  out, and the `Warning` header says so. `cache_control` may stand anywhere; `citations` that are off may
+  too.
+- Where the last message is the assistant's, the answer goes on from its text, exactly: the prompt ends
+  there. It goes with neither `thinking` nor a form of the answer. A model whose template does not write
+  that text as it is refuses.
+
+### Tools of messages
+
+A tool has `name`, `input_schema`, and where wanted `description`, `strict`, `type: "custom"`;
+`cache_control`, `eager_input_streaming`, `defer_loading`, `allowed_callers` and `input_examples` are
+accepted without effect. Tools that Anthropic's servers run (`web_search_…`, `web_fetch_…`,
+`code_execution_…`, `tool_search_tool_…`, `mcp_toolset`, `memory_…`, `advisor_…`) are left out, and the
+`Warning` header says so. Those that a client runs by a schema of Anthropic's (`bash_…`, `text_editor_…`,
+`computer_…`) are refused: declare them as `custom`.
+
+### Answers
+
+Blocks come in the order in which the model said them; text of blanks alone makes none. A block of
+`thinking` ends with a signature that says nothing. `stop_reason` is `end_turn`, `max_tokens`,
+`stop_sequence` or `tool_use`. In `usage`, `input_tokens`, `cache_read_input_tokens` and
+`cache_creation_input_tokens` (always 0) make up the prompt. The input of a call that `max_tokens` cut is
+`{{}}` in a whole message.
+"""
+
+_RESPONSES = """## Responses
+
+`POST /v1/responses`
+"""
+
+_THINKING = """### The budget of thinking
+
+`thinking_budget` (in messages `thinking.budget_tokens`) counts the tokens inside the model's block of
+reasoning. When they are spent the block is closed as the model's template closes it, up to four tokens
+later where a character is not complete, and the answer follows. A form of the answer goes with it. A model
+without a block of reasoning spends nothing.
+"""
+
+_MESSAGES = """### Messages of chat
 
 | role | fields | |
 | --- | --- | --- |
@@ -138,10 +233,9 @@ _MESSAGES = """## Messages
   tokens.
 - A header at the very head of the first system text that changes with each request (billing, token counts) is
   left out, because it would make every prefix new.
-- A body may be nested {nesting} levels deep.
 """
 
-_TOOLS = """## Tools
+_TOOLS = """### Tools
 
 `tools` holds at most {tools} of `{{"type": "function", "function": {{"name", "description", "parameters",
 "strict"}}}}`. A name is 1 to 128 letters, digits or `_ . : -`, once in the list. `parameters` is the JSON
@@ -149,7 +243,7 @@ schema of an object; without it the function takes no arguments. `tool_choice` `
 need declared `tools`.
 """
 
-_FORMS = """## The form of an answer
+_FORMS = """### The form of an answer
 
 The first of these that is there decides; of the others the types are checked.
 
@@ -165,7 +259,7 @@ The first of these that is there decides; of the others the types are checked.
 7. `guided_choice`, at most {choices} different strings
 """
 
-_TEMPLATE = """## Variables of the template
+_TEMPLATE = """### Variables of the template
 
 `chat_template_kwargs` may hold any variable that the model's chat template reads, but not what the server
 itself hands to it: {names}.
@@ -238,24 +332,48 @@ def _command(context: click.Context, name: str, command: click.Command) -> Itera
 
 def fields() -> str:
     """docs/fields.md."""
+    chat = chat_fields.FIELDS
+    return "\n".join([
+        _FIELDS_HEAD.format(made=_MADE, nesting=read.NESTING_LIMIT_LEVELS),
+        _CHAT,
+        *_field_tables(chat, chat_fields.ADVICE),
+        _MESSAGES,
+        _TOOLS.format(tools=TOOLS_LIMIT),
+        _FORMS.format(choices=CHOICES_LIMIT),
+        _TEMPLATE.format(names=", ".join(f"`{name}`" for name in sorted(RESERVED))),
+        _THINKING,
+        _COMPLETIONS,
+        *_field_tables(completion_fields.FIELDS, completion_fields.ADVICE, chat),
+        _COMPLETIONS_NOTES,
+        _MESSAGES_OF_ANTHROPIC,
+        *_field_tables(anthropic_fields.FIELDS, anthropic_fields.ADVICE, chat),
+        _MESSAGES_NOTES.format(),
+        _RESPONSES,
+        *_field_tables(response_fields.FIELDS, response_fields.ADVICE, chat),
+    ])  # fmt: skip
+
+
+def _field_tables(
+    table: Mapping[str, Field], advice: Mapping[str, str], told: Mapping[str, Field] | None = None
+) -> Iterator[str]:
+    """The three tables of a protocol, and its advice. told: a table whose rows are not repeated."""
     rows: dict[str, list[str]] = {"honoured": [], "accepted": [], "refused": []}
-    for name, field in FIELDS.items():
+    same: dict[str, list[str]] = {status: [] for status in rows}
+    for name, field in table.items():
+        if told is not None and told.get(name) is field:
+            same[field.status].append(f"`{name}`")
+            continue
         cells = [f"`{name}`", field.values]
         if field.status == "honoured":
             cells.append(field.default)
         why = f"{field.why}; {field.instead}" if field.instead else field.why
         rows[field.status].append("| " + " | ".join([*cells, why]).replace("\n", " ") + " |\n")
-    return "\n".join([
-        _FIELDS_HEAD.format(made=_MADE),
-        _HONOURED + "".join(rows["honoured"]),
-        _ACCEPTED + "".join(rows["accepted"]),
-        _REFUSED + "".join(rows["refused"]),
-        _ADVICE.format(names=", ".join(f"`{name}` ({known})" for name, known in ADVICE.items())),
-        _MESSAGES.format(nesting=read.NESTING_LIMIT_LEVELS),
-        _TOOLS.format(tools=TOOLS_LIMIT),
-        _FORMS.format(choices=CHOICES_LIMIT),
-        _TEMPLATE.format(names=", ".join(f"`{name}`" for name in sorted(RESERVED))),
-    ])  # fmt: skip
+    for status, head in (("honoured", _HONOURED), ("accepted", _ACCEPTED), ("refused", _REFUSED)):
+        # A heading and what it means, then the table.
+        intro = head if rows[status] else head[: head.index("| ")]
+        names = [_SAME.format(names=", ".join(same[status]))] if same[status] else []
+        yield "\n".join([intro.rstrip("\n") + "\n" + "".join(rows[status]), *names])
+    yield _ADVICE.format(names=", ".join(f"`{name}` ({known})" for name, known in advice.items()))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,6 @@ FIELDS: dict[str, Field] = {
 
 _CHAT_PATH = "a chat to /v1/chat/completions"
 ADVICE: dict[str, str] = {
-    "messages": f"prompt, or {_CHAT_PATH},",
     "input": "prompt",
     "prompts": "prompt",
     "max_completion_tokens": "max_tokens",
@@ -84,6 +83,7 @@ ADVICE: dict[str, str] = {
     "regex": "guided_regex",
     **dict.fromkeys(
         (
+            "messages",
             "tools",
             "tool_choice",
             "functions",

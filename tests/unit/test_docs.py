@@ -11,7 +11,8 @@ import pytest
 
 from mlxpool.parent.cli import COMMANDS, LATER_COMMANDS
 from mlxpool.parent.edge.static import STATIC_PREFIX
-from mlxpool.shared.api.chat_fields import FIELDS
+from mlxpool.shared.api import anthropic_fields, chat_fields, completion_fields, response_fields
+from mlxpool.shared.api.table import Field
 from mlxpool.shared.config import SECTIONS, ModelSettings, keys_of
 from mlxpool.shared.errors import STATUS_OF
 from mlxpool.worker.grammar import keywords
@@ -42,12 +43,25 @@ def test_the_fields_page_is_what_make_docs_writes(generate: ModuleType) -> None:
     assert (DOCS / "fields.md").read_text() == generate.fields()
 
 
-def test_every_field_of_the_table_has_its_row_under_what_becomes_of_it() -> None:
-    sections = re.split(r"^## ", (DOCS / "fields.md").read_text(), flags=re.M)
-    for title, status in (("Honoured", "honoured"), ("Accepted", "accepted"), ("Refused", "refused")):
-        (section,) = (text for text in sections if text.startswith(title))
+@pytest.mark.parametrize(
+    ("title", "table"),
+    [
+        ("Chat", chat_fields.FIELDS),
+        ("Completions", completion_fields.FIELDS),
+        ("Messages", anthropic_fields.FIELDS),
+        ("Responses", response_fields.FIELDS),
+    ],
+)
+def test_every_field_of_a_protocol_is_under_what_becomes_of_it(title: str, table: dict[str, Field]) -> None:
+    protocols = re.split(r"^## ", (DOCS / "fields.md").read_text(), flags=re.M)
+    (protocol,) = (text for text in protocols if text.startswith(f"{title}\n"))
+    sections = re.split(r"^### ", protocol, flags=re.M)
+    for heading, status in (("Honoured", "honoured"), ("Accepted", "accepted"), ("Refused", "refused")):
+        (section,) = (text for text in sections if text.startswith(heading))
         rows = re.findall(r"^\| `(\w+)` \|", section, re.M)
-        assert rows == [name for name, field in FIELDS.items() if field.status == status]
+        as_in_chat = re.findall(r"^As in chat: (.*)\.$", section, re.M)
+        same = re.findall(r"`(\w+)`", "".join(as_in_chat))
+        assert sorted([*rows, *same]) == sorted(name for name, row in table.items() if row.status == status)
 
 
 def test_every_setting_has_its_row() -> None:
