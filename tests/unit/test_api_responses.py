@@ -16,7 +16,7 @@ from mlxpool.shared.api.chat import ChatRequest
 from mlxpool.shared.api.messages import ChatMessage, MadeCall
 from mlxpool.shared.api.response_fields import ADVICE, FIELDS
 from mlxpool.shared.api.response_input import SUMMARY
-from mlxpool.shared.api.response_object import compaction, seal
+from mlxpool.shared.api.response_object import compaction, new_response, seal
 from mlxpool.shared.api.response_tools import ToolName, joined
 from mlxpool.shared.api.responses import ResponseOwn, parse
 from mlxpool.shared.api.structure import Structure
@@ -230,6 +230,16 @@ def test_the_writer_gets_what_is_echoed_and_what_was_included() -> None:
     assert not own(reasoning={"effort": "low"}).summary
     assert own(include=["reasoning.encrypted_content"]).sealed
     assert not own().sealed
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_schema_is_read_and_echoed_also_where_chat_has_it(nested: bool) -> None:
+    inner = {"name": "n", "schema": SCHEMA, "strict": True}
+    form = {"type": "json_schema", **({"json_schema": inner} if nested else inner)}
+    heard = asked(text={"format": form})
+    assert heard.request.structure == Structure("json_schema", "text.format", SCHEMA, strict=True)
+    made = new_response(heard.own.fields, id="resp_1", created=1, model="m")
+    assert made["text"]["format"] == {"type": "json_schema", **inner, "description": None}
 
 
 # Items.
