@@ -191,7 +191,6 @@ FIELDS: dict[str, Field] = {
 # What other protocols call a field that there is.
 ADVICE: dict[str, str] = {
     "messages": "input",
-    "prompt_text": "input",
     "system": "instructions",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",

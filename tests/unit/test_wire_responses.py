@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
 
-from mlxpool.shared.api.response_events import replay
 from mlxpool.shared.api.response_object import unseal
-from mlxpool.shared.api.response_tools import ToolName
-from mlxpool.shared.api.responses import ResponseOwn
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.worker.text.events import (
     Event,
@@ -27,23 +17,13 @@ from mlxpool.worker.text.events import (
     Prefilled,
     Reasoning,
     Text,
-    TokenLogprob,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
-    Usage,
 )
 from mlxpool.worker.wire.responses import ResponseAnswer
-from mlxpool.worker.wire.responses_custom import CustomInput
-from mlxpool.worker.wire.writer import Identity, Said
+from tests.unit.responses_world import USED, called, likely, parsed, said, whole, writer
 
-_EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-NAMES = {
-    "ns__get": ToolName("get", "ns"),
-    "patch": ToolName("patch", custom=True),
-    "look": ToolName("look"),
-}
-USED = Usage(7, 5, 2, "batch", 3)
 SPENT = {
     "input_tokens": 7,
     "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
@@ -57,41 +37,12 @@ SPENT = {
 }
 
 
-def writer(summary: bool = False, sealed: bool = False, **fields: Any) -> ResponseAnswer:
-    own = ResponseOwn(fields, NAMES, summary, sealed)
-    return ResponseAnswer(Identity("resp_1", 1700000000, "m", "resp_0"), own, clock=lambda: 1700000009.7)
-
-
-def said(events: Sequence[Event]) -> list[Said]:
-    return [(0, event) for event in events]
-
-
-def parsed(data: bytes) -> list[dict[str, Any]]:
-    """The events in these bytes, which must be whole ones that the official client takes."""
-    assert data == b"" or data.endswith(b"\n\n")
-    events = []
-    for whole in data.split(b"\n\n")[:-1]:
-        kind, body = whole.split(b"\n")
-        event = json.loads(body.removeprefix(b"data: "))
-        assert kind == b"event: " + event["type"].encode()
-        assert body.startswith(b'data: {"type":"%b","sequence_number":' % event["type"].encode())
-        _EVENTS.validate_python(event)
-        events.append(event)
-    return events
-
-
 def streamed(answer: ResponseAnswer, events: Sequence[Event]) -> list[dict[str, Any]]:
     """The events of a whole stream, without their numbers, which must have no holes."""
     told = parsed(answer.opening() + answer.write(said(events)))
     assert [event.pop("sequence_number") for event in told] == list(range(len(told)))
     assert answer.ended
     return told
-
-
-def whole(answer: ResponseAnswer, events: Sequence[Event]) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(answer.whole(said(events)))
-    Response.model_validate(body)
-    return body
 
 
 EMPTY = {
@@ -206,11 +157,6 @@ def life_of_call(
     ]
 
 
-def called(index: int, name: str, *pieces: str, call_id: str = "") -> list[Event]:
-    start = ToolCallStart(index, call_id or f"call_{index}", name)
-    return [start, *(ToolCallArguments(index, piece) for piece in pieces), ToolCallEnd(index)]
-
-
 DONE: list[Event] = [USED, Finish("stop")]
 
 
@@ -315,10 +261,6 @@ def test_an_answer_of_nothing_is_an_empty_message() -> None:
     told = streamed(writer(), DONE)
     life = [event for event in life_of_message(0, "") if not event["type"].endswith(".delta")]
     assert told == [*OPENED, *life, completed(message(0, ""))]
-
-
-def likely(token: str, logprob: float = -0.5) -> TokenLogprob:
-    return TokenLogprob(token, token.encode(), logprob)
 
 
 def test_log_probabilities_belong_to_the_text_they_made() -> None:
@@ -431,149 +373,3 @@ def test_the_object_echoes_the_request() -> None:
     assert response["text"]["format"] == {
         "type": "json_schema", "name": "n", "description": None, "schema": {"type": "object"}, "strict": True,
     }  # fmt: skip
-
-
-# Ends of streams, and things that are said before them.
-def _call_events(index: int, cut: bool) -> st.SearchStrategy[list[Event]]:
-    def events(name: str, pieces: list[str]) -> list[Event]:
-        made = called(index, name, *pieces)
-        return made[:-1] if cut else made
-
-    inputs = st.text().map(lambda text: json.dumps({"input": text}))
-    texts = st.one_of(st.just('{"x":1}'), inputs)
-    pieces = texts.flatmap(lambda text: st.lists(st.integers(0, len(text)), max_size=4).map(
-        lambda cuts: [text[a:b] for a, b in itertools.pairwise(sorted({0, len(text), *cuts}))]
-    ))  # fmt: skip
-    return st.builds(events, st.sampled_from([*NAMES]), pieces)
-
-
-@st.composite
-def answers(draw: st.DrawFn) -> list[Event]:
-    """The events of one row, as an engine could say them."""
-    events: list[Event] = []
-    for index in range(draw(st.integers(0, 5))):
-        kind = draw(st.sampled_from(["text", "reasoning", "call", "tokens"]))
-        if kind == "call":
-            events += draw(_call_events(index, False))
-        elif kind == "tokens":
-            token = draw(st.text(min_size=1, max_size=3))
-            events += [Logprobs(likely(token)), Text(token)]
-        else:
-            made = Text if kind == "text" else Reasoning
-            events += [
-                made(text) for text in draw(st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3))
-            ]
-    ending = draw(st.sampled_from(["stop", "length", "cut call", "failure"]))
-    if ending == "failure":
-        return [*events, Failure(error("internal_error", "broken"))]
-    if ending == "cut call":
-        events += draw(_call_events(9, True))
-    return [*events, USED, Finish("stop" if ending == "stop" else "length")]
-
-
-@settings(max_examples=150, deadline=None)
-@given(answers(), st.lists(st.integers(0, 60), max_size=6), st.booleans(), st.booleans())
-def test_every_chunking_of_events_ends_in_the_same_object(
-    events: list[Event], cuts: list[int], summary: bool, sealed: bool
-) -> None:
-    edges = sorted({0, len(events), *(cut % (len(events) + 1) for cut in cuts)})
-    stream = writer(summary, sealed)
-    data = stream.opening()
-    for start, end in itertools.pairwise(edges):
-        assert not stream.ended
-        data += stream.write(said(events[start:end]))
-    assert stream.ended
-    told = parsed(data)
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    final = told[-1]["response"]
-    if not isinstance(events[-1], Failure):
-        assert final == whole(writer(summary, sealed), events)
-    _assert_told_in_order(told, final["output"])
-    if not any(isinstance(event, Failure) for event in events):
-        again = parsed(b"".join(replay(final)))
-        _assert_told_in_order(again, final["output"])
-        assert again[-1]["response"] == final
-
-
-_TEXTS = {
-    "response.output_text": lambda item: item["content"][0]["text"],
-    "response.reasoning_text": lambda item: item["content"][0]["text"],
-    "response.reasoning_summary_text": lambda item: item["summary"][0]["text"],
-    "response.function_call_arguments": lambda item: item["arguments"],
-    "response.custom_tool_call_input": lambda item: item["input"],
-}
-
-
-def _assert_told_in_order(told: list[dict[str, Any]], output: list[dict[str, Any]]) -> None:
-    """Each item is added, told in deltas that make its text, and done, before the next one is added."""
-    place, open_part, text = -1, False, ""
-    done: list[dict[str, Any]] = []
-    for event in told[2:-1]:
-        family, _, what = event["type"].rpartition(".")
-        if family == "response.output_item":
-            assert event["output_index"] == len(done)
-            if what == "added":
-                assert place == len(done) - 1
-                place, text = len(done), ""
-                assert event["item"]["status"] == "in_progress"
-            else:
-                done.append(event["item"])
-                assert not open_part
-            continue
-        assert (event["output_index"], event["item_id"]) == (place, output[place]["id"])
-        if family in ("response.content_part", "response.reasoning_summary_part"):
-            assert open_part is (what == "done")
-            open_part = not open_part
-        elif what == "delta":
-            text += event["delta"]
-        else:
-            assert what == "done"
-            assert text == _TEXTS[family](output[place])
-    assert done == output
-
-
-SPLIT = [
-    ('{"input": "plain"}', "plain"),
-    ('{"input":""}', ""),
-    (' {\n "input" : "a\\"b\\\\c\\/d\\b\\f\\n\\r\\t"} ', 'a"b\\c/d\b\f\n\r\t'),
-    ('{"input": "\\u00e9\\ud83d\\ude00!"}', "é😀!"),
-    ('{"input": "\\ud83d x \\ude00 \\ud83d\\ud83d\\ude00\\ud83d"}', "\ufffd x \ufffd \ufffd😀\ufffd"),
-    ('{"input": "a", "more": "b"}', "a"),
-    ('{"more": 1, "input": "a"}', "a"),
-    ('{"patch": "a"}', "a"),
-    ('{"input": {"x": 1}}', '{"input": {"x": 1}}'),
-    ('{"input": 5}', '{"input": 5}'),
-    ("{}", "{}"),
-    ("no json", "no json"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "meant"), SPLIT)
-def test_a_custom_input_is_the_same_wherever_its_arguments_are_split(arguments: str, meant: str) -> None:
-    for one, two in itertools.combinations_with_replacement(range(len(arguments) + 1), 2):
-        machine = CustomInput()
-        pieces = (arguments[:one], arguments[one:two], arguments[two:])
-        assert "".join(map(machine.push, pieces)) + machine.end() == meant
-
-
-def test_a_custom_input_goes_out_as_it_comes() -> None:
-    machine = CustomInput()
-    assert [machine.push(piece) for piece in ('{"inp', 'ut": "a', "b\\", "n", 'c"', "}")] == [
-        "", "a", "b", "\n", "c", "",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("arguments", "meant"), [('{"inp', ""), ('{"input": "ab\\', "ab"), ('{"x": "a', "")])
-def test_a_custom_input_that_a_limit_cut_is_what_was_settled(arguments: str, meant: str) -> None:
-    machine = CustomInput()
-    assert machine.push(arguments) + machine.end(cut=True) == meant
-
-
-def test_long_blanks_before_a_custom_input_take_no_time_to_speak_of() -> None:
-    machine = CustomInput()
-    began_s = time.thread_time()
-    for _ in range(50_000):
-        machine.push("  ")
-    machine.push('{"input": "a"}')
-    assert machine.end() == "a"
-    assert time.thread_time() - began_s < 2
