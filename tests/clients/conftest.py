@@ -58,12 +58,6 @@ def openai_client(served: Served, strict: bool = True) -> openai.OpenAI:
     )
 
 
-def lenient(served: Served) -> openai.OpenAI:
-    """For streamed completions: a chunk's finish_reason is null until the last, as their vendor has it, and
-    its own client's types know no null there."""
-    return openai_client(served, strict=False)
-
-
 def anthropic_client(served: Served) -> anthropic.Anthropic:
     return anthropic.Anthropic(
         base_url=served.url,
@@ -72,6 +66,12 @@ def anthropic_client(served: Served) -> anthropic.Anthropic:
         timeout=ANSWER_TIMEOUT_S,
         _strict_response_validation=True,
     )
+
+
+def lenient(served: Served) -> openai.OpenAI:
+    """For what the vendor's own types don't allow although it answers so itself: a null finish_reason in all
+    but the last chunk of a completion, and the user's messages in a compacted conversation."""
+    return openai_client(served, strict=False)
 
 
 @pytest.fixture(scope="module")
