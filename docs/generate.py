@@ -205,6 +205,44 @@ _RESPONSES = """## Responses
 `POST /v1/responses`
 """
 
+_RESPONSES_NOTES = """### Items of the input
+
+| `type` | becomes |
+| --- | --- |
+| `message`, or none | a message of a `user`, `assistant`, `system` or `developer`: text, or text parts |
+| `reasoning` | what the assistant thought: `content`, else `encrypted_content`, else `summary` |
+| `function_call`, `custom_tool_call` | a call that the assistant made |
+| `function_call_output`, `custom_tool_call_output` | a call's result: text or a list of text parts |
+| `compaction` | a user's message with the summary that `POST /v1/responses/compact` sealed in it |
+| `additional_tools` | more tools, as if they stood in `tools` |
+| `item_reference` | the item of a stored response |
+
+- Reasoning, messages and calls of the assistant that follow each other are one turn. `instructions` and the
+  `system` and `developer` messages right at the beginning are one system message.
+- Reasoning that another server sealed can't be read, and calls of hosted tools say nothing here
+  (`web_search_call`, `mcp_call`, `local_shell_call` and their like): they are left out, and the `Warning`
+  header and the response's `warnings` say which. A `compaction` that another server made is refused.
+- `input_image`, `input_file` and `input_audio` are refused: this model reads text only. So is an item of any
+  other type, by its index.
+
+### Tools of responses
+
+- `function`: `strict` is false where it is not given.
+- `custom`: the model is shown a function of one string and its call comes back as `custom_tool_call` with
+  that text. A grammar in `format` is told to the model in words and not enforced.
+- `namespace`: the model knows each tool as `namespace__name`; a call comes back with both.
+- Any other type is left out, and `warnings` says so.
+
+### Answers of responses
+
+Each thing the model says is an item: `reasoning`, `message`, `function_call`, `custom_tool_call`. What is
+thought is the item's `content`, or its `summary` where `reasoning.summary` asks for one: all of it, not a
+shorter text. `status` is `completed`, `incomplete` (`max_output_tokens`), `failed` or `cancelled`; the stream
+of a cancelled response ends with `response.incomplete`. `temperature`, `top_p` and the penalties are what applied; a stream
+that was opened before a worker had the request says null of those at first. `error.code` is one that the
+protocol's clients know, `error.type` is this server's own code.
+"""
+
 _THINKING = """### The budget of thinking
 
 `thinking_budget` (in messages `thinking.budget_tokens`) counts the tokens inside the model's block of
@@ -350,6 +388,7 @@ def fields() -> str:
         _MESSAGES_NOTES.format(),
         _RESPONSES,
         *_field_tables(response_fields.FIELDS, response_fields.ADVICE, chat),
+        _RESPONSES_NOTES,
     ])  # fmt: skip
 
 
