@@ -238,9 +238,9 @@ _RESPONSES_NOTES = """### Items of the input
 Each thing the model says is an item: `reasoning`, `message`, `function_call`, `custom_tool_call`. What is
 thought is the item's `content`, or its `summary` where `reasoning.summary` asks for one: all of it, not a
 shorter text. `status` is `completed`, `incomplete` (`max_output_tokens`), `failed` or `cancelled`; the stream
-of a cancelled response ends with `response.incomplete`. `temperature`, `top_p` and the penalties are what applied; a stream
-that was opened before a worker had the request says null of those at first. `error.code` is one that the
-protocol's clients know, `error.type` is this server's own code.
+of a cancelled response ends with `response.incomplete`. `temperature`, `top_p` and the penalties are what
+applied; a stream that was opened before a worker had the request says null of those at first. `error.code` is
+one that the protocol's clients know, `error.type` is this server's own code.
 """
 
 _THINKING = """### The budget of thinking
