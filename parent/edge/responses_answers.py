@@ -57,7 +57,7 @@ class Prepared(msgspec.Struct, frozen=True):
         """For the worker."""
         return {} if self.previous is None else {HEADER_PREVIOUS_ID: self.previous}
 
-    def record(self, response: bytes, events: bytes | None) -> Record:
+    def record(self, response: bytes, events: tuple[bytes, ...] | None) -> Record:
         """Of its answer. Raises msgspec errors for what is no response."""
         return records.of_response(
             response,
@@ -162,7 +162,7 @@ class Answers:
         the end. Raises like `Relay.carry`."""
         record: Record | None = None
 
-        def keep(response: bytes, events: bytes | None) -> None:
+        def keep(response: bytes, events: tuple[bytes, ...] | None) -> None:
             nonlocal record
             record = self.keep(prepared, response, events)
             if record is not None:
@@ -198,7 +198,7 @@ class Answers:
             begun,
         )
 
-    def keep(self, prepared: Prepared, response: bytes, events: bytes | None) -> Record | None:
+    def keep(self, prepared: Prepared, response: bytes, events: tuple[bytes, ...] | None) -> Record | None:
         """Its record, found from now on where it is stored; None for what is no response."""
         try:
             record = prepared.record(response, events)

@@ -55,6 +55,7 @@ class Run:
         self._prepared = prepared
         self._request_id = request_id
         self._final: Record | None = None
+        self._is_ending = False  # what it ends as is decided: nothing may interrupt that
         self._ends_as: tuple[str, ApiError | None] = ("cancelled", None)
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -86,7 +87,7 @@ class Run:
     async def stop(self, status: str, err: ApiError | None = None) -> None:
         """End it now. Returns when its end is recorded, which may be another one, come before."""
         if self._task is not None and not self._task.done():
-            if self._final is None:
+            if not self._is_ending:
                 self._ends_as = (status, err)
                 self._task.cancel()
             await asyncio.wait([self._task])
@@ -167,11 +168,12 @@ class Run:
         except Exception:
             logger.exception("the background response %s", self.id)
             ends_as = ("failed", error("internal_error", "the server failed; its log says how"))
+        self._is_ending = True
         await self.recorder.end(*ends_as)
         self._answers.write(self._prepared, self._final)
         self._tell()
 
-    def _keep(self, response: bytes, events: bytes | None) -> None:
+    def _keep(self, response: bytes, events: tuple[bytes, ...] | None) -> None:
         self._final = self._answers.keep(self._prepared, response, events)
 
     def _tell(self) -> None:

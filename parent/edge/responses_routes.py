@@ -217,9 +217,8 @@ def _check(resolved: Resolved) -> None:
 
 def _events_of(record: Record, number: int) -> bytes:
     """The stream of a response that has ended: as it was sent, else as it could have been."""
-    data = record.events
-    if data is None:
-        data = b"".join(replay(msgspec.json.decode(record.response)))
+    told = record.events if record.events is not None else replay(msgspec.json.decode(record.response))
+    data = b"".join(told)
     return data if number < 0 else streams.after(data, number)
 
 

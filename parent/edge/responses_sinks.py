@@ -58,7 +58,9 @@ class Tee:
         await self._sink.start(headers)
 
     async def send(self, data: bytes) -> None:
-        await self._sink.send(await self._recorder.passing(data))
+        if not self._recorder.noted(data):
+            data = await self._recorder.passing(data)
+        await self._sink.send(data)
 
     async def end(self) -> None:
         await self._sink.end()

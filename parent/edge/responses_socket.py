@@ -199,7 +199,7 @@ class _Connection:
         opening = preamble.opening() + preamble.keep_alive()
         response = preamble.begun("completed") | {"completed_at": int(time.time())}
         last = response_events.event("response.completed", 2, response=response)
-        record = self._answers.keep(prepared, msgspec.json.encode(response), opening + last)
+        record = self._answers.keep(prepared, msgspec.json.encode(response), (opening + last,))
         self._last = record
         try:
             await SocketSink(self._socket).send(opening + last)

@@ -26,7 +26,7 @@ from .records import MAX_EVENT_BYTES
 HELD_BYTES = 16 * 2**20
 
 # What becomes of a final response: its object and its stream's events, None where they were not all held.
-Keep = Callable[[bytes, bytes | None], None]
+Keep = Callable[[bytes, tuple[bytes, ...] | None], None]
 
 
 class Recorder:
@@ -56,13 +56,21 @@ class Recorder:
         """These events, which are sent next; others in their place where the stream fails."""
         if self.failing is not None:
             return await self.end("failed", self.failing)
+        if self._held_bytes > HELD_BYTES:
+            await self._let_go()
+        self.noted(data)
+        return data
+
+    def noted(self, data: bytes) -> bool:
+        """`passing` where nothing has to be waited for, which is nearly always; False, and nothing done,
+        where something has."""
+        if self.failing is not None or self._held_bytes > HELD_BYTES:
+            return False
         self.pieces.append(data)
         self._held_bytes += len(data)
         if (final := streams.final_response(data)) is not None:
             self._ended(final)
-        elif self._held_bytes > HELD_BYTES:
-            await self._let_go()
-        return data
+        return True
 
     def whole(self, body: bytes) -> None:
         """An answer that is no stream."""
@@ -89,11 +97,11 @@ class Recorder:
         self._ended(msgspec.json.encode(response))
         return last
 
-    def events(self) -> bytes | None:
+    def events(self) -> tuple[bytes, ...] | None:
         """The stream so far, None where it is not held, or too long to be stored."""
         if self.dropped or not self.pieces or self._held_bytes > MAX_EVENT_BYTES:
             return None
-        return b"".join(self.pieces)
+        return tuple(self.pieces)
 
     def _ended(self, response: bytes) -> None:
         self.response = response

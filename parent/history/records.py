@@ -25,8 +25,9 @@ _LEVEL = 1
 
 class Record(msgspec.Struct, frozen=True):
     """created: unix seconds. previous: the response this one goes on from. input: the conversation up to it,
-    whole, a JSON list of items. response: its JSON object. events: as they were sent, None where it was not
-    streamed or its stream was longer than MAX_EVENT_BYTES. items: ids of its output's items."""
+    whole, a JSON list of items. response: its JSON object. events: as they were sent, in pieces of whole
+    ones; None where it was not streamed or its stream was longer than MAX_EVENT_BYTES. items: ids of its
+    output's items."""
 
     id: str
     created: float
@@ -36,13 +37,13 @@ class Record(msgspec.Struct, frozen=True):
     previous: str | None
     input: bytes
     response: bytes
-    events: bytes | None = None
+    events: tuple[bytes, ...] | None = None
     items: tuple[str, ...] = ()
 
     @property
     def raw_bytes(self) -> int:
         """Its size before it is compressed."""
-        return len(self.input) + len(self.response) + len(self.events or b"") + ROW_BYTES
+        return len(self.input) + len(self.response) + sum(map(len, self.events or ())) + ROW_BYTES
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -58,7 +59,10 @@ def pack(record: Record) -> Packed:
     """The compressed parts. Takes milliseconds per megabyte, without the interpreter's lock."""
     given = zlib.compress(record.input, _LEVEL)
     response = zlib.compress(record.response, _LEVEL)
-    events = None if record.events is None else zlib.compress(record.events, _LEVEL)
+    events = None
+    if record.events is not None:
+        packer = zlib.compressobj(_LEVEL)
+        events = b"".join([*map(packer.compress, record.events), packer.flush()])
     return Packed(given, response, events, len(given) + len(response) + len(events or b"") + ROW_BYTES)
 
 
@@ -92,7 +96,7 @@ def unpack(
             previous,
             zlib.decompress(given),  # type: ignore[arg-type]  # a row may hold anything: that is the question
             zlib.decompress(response),  # type: ignore[arg-type]
-            None if events is None else zlib.decompress(events),  # type: ignore[arg-type]
+            None if events is None else (zlib.decompress(events),),  # type: ignore[arg-type]
         )
         _inputs.decode(record.input)
         told = _responses.decode(record.response)
@@ -124,12 +128,10 @@ def of_response(
     *,
     background: bool,
     previous: str | None,
-    events: bytes | None,
+    events: tuple[bytes, ...] | None,
 ) -> Record:
     """The record of a response object as it was answered. Raises msgspec errors for what is none."""
     told = _told.decode(response)
-    if events is not None and len(events) > MAX_EVENT_BYTES:
-        events = None
     items = tuple(item.id for item in told.output if item.id)
     return Record(
         told.id, created, told.status, told.model, background, previous, given, response, events, items

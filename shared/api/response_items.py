@@ -191,7 +191,8 @@ class Call(_Texts):
         self._text_event = f"response.{'custom_tool_call_input' if custom else 'function_call_arguments'}"
 
     def begin(self) -> list[Told]:
-        return [("response.output_item.added", self._whole(self.item("in_progress")))]
+        added = {**self.item("in_progress"), self._text_name: ""}
+        return [("response.output_item.added", self._whole(added))]
 
     def flush(self) -> list[Told]:
         delta = self._take()

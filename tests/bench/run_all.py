@@ -46,6 +46,7 @@ def main() -> int:
             "cache_lookup",
             "kv_disk",
             "prompt_cache",
+            "history",
         ),
     )
     parser.add_argument("--out", type=Path, default=common.REPO / "bench-results")
@@ -57,6 +58,7 @@ def main() -> int:
         "startup": [], "text": [], "relay": [], "count_tokens": own_starter, "viewers": [], "page": [],
         "swap": own_starter, "serving": own_starter, "engine": own_starter,
         "grammar": own_starter, "cache_lookup": [], "kv_disk": [], "prompt_cache": own_starter,
+        "history": [],
     }  # fmt: skip
     documents: dict[str, Any] = {}
     failed = False

@@ -90,11 +90,12 @@ async def test_a_record_comes_back_as_it_was_also_after_a_restart(world: World) 
         b'[ {"a":1}]',
         background=True,
         previous="r0",
-        events=b"event: x\n\n",
+        events=(b"event: x\n\n", b"event: y\n\n"),
     )
     assert await world.store.put(told)
     store = await world.restart()
-    assert await store.get("r") == msgspec.structs.replace(told, items=())
+    events = (b"event: x\n\nevent: y\n\n",)
+    assert await store.get("r") == msgspec.structs.replace(told, items=(), events=events)
     assert told.items == ("msg_1",)
     assert (await store.holder_of("msg_1")).id == "r"
     assert await store.holder_of("msg_2") is None

@@ -1,0 +1,188 @@
+"""A stream on its way: its end is noticed, its bytes are kept, and a bad end is made out of what passed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxpool.parent.history import recorder as module
+from mlxpool.parent.history import streams
+from mlxpool.parent.history.folding import Folding
+from mlxpool.parent.history.recorder import Recorder
+from mlxpool.shared.api.response_events import event, replay
+from mlxpool.shared.api.response_items import Call, Item, Message, Reasoning
+from mlxpool.shared.api.response_object import new_response, unseal
+from mlxpool.shared.errors import error
+
+LOGPROB = {"token": "b", "bytes": [98], "logprob": -0.5, "top_logprobs": []}
+
+
+def items() -> list[dict[str, Any]]:
+    """One item of each kind, done."""
+    machines: list[tuple[Item, list[tuple[str, list[Any] | None]]]] = [
+        (Reasoning("rs_1", 0, sealed=True), [("thi", None), ("nk", None)]),
+        (Reasoning("rs_2", 1, as_summary=True), [("sum", None)]),
+        (Message("msg_1", 2), [("a\n\nevent: x", [LOGPROB]), ("é\u2028", [LOGPROB])]),
+        (Call("fc_1", 3, "call_1", "f", namespace="n"), [('{"x": ', None), ("1}", None)]),
+        (Call("ctc_1", 4, "call_2", "patch", custom=True), [("*** Begin", None)]),
+    ]
+    return [life(machine, said)[1] for machine, said in machines]
+
+
+def life(machine: Item, said: list[tuple[str, list[Any] | None]]) -> tuple[list[Any], dict[str, Any]]:
+    told = machine.begin()
+    for text, logprobs in said:
+        machine.add(text, logprobs)
+        told += machine.flush()
+    return told + machine.end("completed"), machine.item("completed")
+
+
+RESPONSE = {
+    **new_response({"metadata": {"k": "v"}}, id="resp_1", created=5, model="m"),
+    "status": "completed",
+}
+RESPONSE["output"] = items()
+EVENTS = list(replay(RESPONSE))
+
+
+def recorder() -> tuple[Recorder, list[tuple[bytes, Any]]]:
+    kept: list[tuple[bytes, Any]] = []
+    made = Recorder(lambda response, events: kept.append((response, events)))
+    made.begun = lambda: {**RESPONSE, "status": "in_progress", "output": []}
+    return made, kept
+
+
+def chunks(data: list[bytes], cuts: list[int]) -> Iterator[bytes]:
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    for start, end in itertools.pairwise(edges):
+        yield b"".join(data[start:end])
+
+
+@given(st.lists(st.integers(min_value=0), max_size=8))
+async def test_the_end_is_kept_before_it_is_passed_on_however_the_stream_is_cut(cuts: list[int]) -> None:
+    made, kept = recorder()
+    for piece in chunks(EVENTS, cuts):
+        assert kept == []
+        assert await made.passing(piece) == piece
+    ((response, events),) = kept
+    assert msgspec.json.decode(response) == RESPONSE
+    assert b"".join(events) == b"".join(EVENTS)
+
+
+@pytest.mark.parametrize("passed", range(len(EVENTS)))
+async def test_a_stream_that_breaks_off_anywhere_fails_with_what_it_had_said(passed: int) -> None:
+    made, kept = recorder()
+    for piece in EVENTS[:passed]:
+        await made.passing(piece)
+    made.failing = error("worker_crashed", "it died")
+    last = await made.passing(b"whatever an exchange says")
+    told = [msgspec.json.decode(text) for text in streams.events_of(b"".join(EVENTS[:passed]) + last)]
+    assert [one["sequence_number"] for one in told] == list(range(len(told)))
+    assert told[0]["type"] == "response.created"
+    final = told[-1]["response"]
+    assert (told[-1]["type"], final["status"], final["metadata"]) == ("response.failed", "failed", {"k": "v"})
+    assert (final["error"]["code"], final["error"]["message"]) == ("server_error", "it died")
+    done = sum(one["type"] == "response.output_item.done" for one in told)
+    added = sum(one["type"] == "response.output_item.added" for one in told)
+    assert final["output"][:done] == RESPONSE["output"][:done]
+    assert len(final["output"]) == added
+    for item, whole in zip(final["output"][done:], RESPONSE["output"][done:], strict=False):
+        assert (item["status"], item["id"]) == ("incomplete", whole["id"])
+        assert set(item) == set(whole)
+    ((response, events),) = kept
+    assert msgspec.json.decode(response) == final
+    assert b"".join(events) == b"".join(EVENTS[:passed]) + last
+
+
+def test_an_item_that_was_cut_has_what_was_said_of_it() -> None:
+    machine = Message("msg_1", 0)
+    told = machine.begin()
+    for text in ("one ", "two"):
+        machine.add(text, [LOGPROB])
+        told += machine.flush()
+    thought = Reasoning("rs_1", 1, sealed=True)
+    told += thought.begin()
+    thought.add("hm")
+    told += thought.flush()
+    call = Call("fc_1", 2, "call_1", "f")
+    told += call.begin()
+    call.add('{"a"')
+    told += call.flush()
+    folding = Folding()
+    folding.feed(b"".join(event(kind, n, **fields) for n, (kind, fields) in enumerate(told)))
+    message, reasoning, cut = folding.output()
+    assert message["content"][0]["text"] == "one two"
+    assert message["content"][0]["logprobs"] == [LOGPROB, LOGPROB]
+    assert unseal(reasoning["encrypted_content"]) == "hm"
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert (cut["arguments"], cut["status"]) == ('{"a"', "incomplete")
+    assert folding.number == len(told) - 1
+
+
+async def test_a_client_that_left_is_told_of_by_an_incomplete_end_whose_status_is_cancelled() -> None:
+    made, kept = recorder()
+    await made.passing(b"".join(EVENTS[:-1]))
+    last = await made.end("cancelled")
+    assert last.startswith(b"event: response.incomplete\n")
+    assert msgspec.json.decode(kept[0][0])["status"] == "cancelled"
+    assert await made.end("cancelled") == b""
+    assert len(kept) == 1
+
+
+async def test_a_stream_too_long_to_hold_is_read_as_it_goes_and_its_end_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES", 2000)
+    made, kept = recorder()
+    for piece in EVENTS[:-2]:
+        if not made.noted(piece):
+            await made.passing(piece)
+    assert made.dropped > 0
+    assert sum(map(len, made.pieces)) < 4000
+    await made.end("cancelled")
+    response, events = kept[0]
+    assert events is None
+    assert msgspec.json.decode(response)["output"][:4] == RESPONSE["output"][:4]
+
+
+async def test_a_long_stream_is_kept_without_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_EVENT_BYTES", 2000)
+    made, kept = recorder()
+    for piece in EVENTS:
+        await made.passing(piece)
+    assert kept == [(msgspec.json.encode(RESPONSE), None)]
+
+
+def test_events_behind_a_number_are_found_by_their_lines() -> None:
+    whole = b"".join(EVENTS)
+    for number in (-1, 0, 7, len(EVENTS) - 2):
+        assert streams.after(whole, number) == b"".join(EVENTS[number + 1 :])
+    assert streams.after(whole, len(EVENTS) - 1) == b""
+    assert streams.after(b"", 0) == b""
+
+
+def test_only_a_last_event_ends_a_stream() -> None:
+    assert streams.final_response(EVENTS[-1]) is not None
+    assert streams.final_response(b"".join(EVENTS)) is not None
+    assert streams.final_response(EVENTS[-1] + EVENTS[0]) is None
+    assert all(streams.final_response(one) is None for one in EVENTS[:-1])
+    said = event("response.output_text.delta", 1, delta="\n\nevent: response.completed\ndata: {}\n\n")
+    assert streams.final_response(said) is None
+
+
+def test_what_an_item_says_comes_in_its_deltas_alone() -> None:
+    told = [msgspec.json.decode(text) for text in streams.events_of(b"".join(EVENTS))]
+    added = [one["item"] for one in told if one["type"] == "response.output_item.added"]
+    assert [item.get("arguments", item.get("input", item.get("content"))) for item in added] == [
+        [],
+        [],
+        [],
+        "",
+        "",
+    ]
