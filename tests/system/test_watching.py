@@ -157,9 +157,10 @@ async def test_metrics_count_what_happened(tmp_path: Path, models: Path):
         await served.stream("a")
         await served.chat("bad")
         await served.chat('x"\n{evil}')  # no model: no label
-        leaver = asyncio.create_task(served.chat("a", stream=True))
-        await until(lambda: len([e for e in read_events(models / "a") if e["event"] == "request"]) == 3)
-        leaver.cancel()
+        body = chat_body("a", stream=True)
+        async with served.client.post(f"{served.url}/v1/chat/completions", json=body) as leaver:
+            await leaver.content.readuntil(b"\n\n")
+            leaver.close()
         await until(lambda: bool([e for e in read_events(models / "a") if e["event"] == "cancelled"]))
         answer = await served.request("GET", "/metrics")
         text = answer.body.decode()
