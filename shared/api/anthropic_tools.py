@@ -90,6 +90,7 @@ def _tool(where: str, given: Mapping[str, Any]) -> Tool:
         parameters,
         {"type": "function", "function": function},
         read.boolean(f"{where}.strict", given.get("strict"), default=False),
+        f"{where}.input_schema",
     )
 
 

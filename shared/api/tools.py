@@ -25,12 +25,18 @@ _ONE_FUNCTION = '{"type": "function", "function": {"name": "…"}}'
 
 class Tool(msgspec.Struct, frozen=True):
     """A declared function. parameters: JSON schema of its arguments. written: the tool as the client wrote
-    it, with the parameters filled in where it left them out, which is what templates render."""
+    it, with the parameters filled in where it left them out, which is what templates render. field: what the
+    wire calls the parameters, where that is not chat's name."""
 
     name: str
     parameters: dict[str, Any]
     written: dict[str, Any]
     strict: bool = False
+    field: str | None = None
+
+    def field_at(self, place: int) -> str:
+        """What the wire calls the parameters of this one, which is at that place among the declared."""
+        return self.field or f"tools[{place}].function.parameters"
 
 
 class ToolChoice(msgspec.Struct, frozen=True):

@@ -98,6 +98,14 @@ def test_results_and_text_of_one_message_keep_their_order() -> None:
     ]
 
 
+def test_text_before_a_result_comes_before_it() -> None:
+    assert said(USER, assistant(call()), user(text("Here:"), result("one"), text("So?")))[2:] == [
+        ChatMessage("user", "Here:"),
+        ChatMessage("tool", "one", tool_call_id="c1"),
+        ChatMessage("user", "So?"),
+    ]
+
+
 def test_what_an_assistant_thought_said_and_called_is_one_message() -> None:
     turn = assistant(
         {"type": "thinking", "thinking": "Hm.", "signature": "anything"},
@@ -222,6 +230,7 @@ def test_tools_are_shown_to_the_model_as_chats_are() -> None:
             "eager_input_streaming": True, "defer_loading": False, "strict": True}  # fmt: skip
     (found,) = asked(tools=[tool]).request.tools
     assert found.strict
+    assert found.field == "tools[0].input_schema"
     assert found.written == {
         "type": "function",
         "function": {"name": "get", "description": "Gets.", "parameters": TOOL["input_schema"]},

@@ -228,6 +228,16 @@ def test_a_strict_tool_whose_schema_is_not_enforced_is_refused_by_name() -> None
     assert form_of(other)[1].warnings == ()
 
 
+def test_a_tool_is_named_as_its_own_protocol_names_it() -> None:
+    unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    named = Tool("f", unique, {}, strict=True, field="tools[4].input_schema")
+    for refuse in (decide, lambda demand: give_up(demand, "it takes long")):
+        with pytest.raises(ApiError) as caught:
+            refuse(forced(named))
+        assert caught.value.param == "tools[4].input_schema"
+        assert "tools[4].input_schema" in caught.value.message
+
+
 def test_another_tool_loses_the_keyword_and_the_answer_says_so() -> None:
     unique = {
         "type": "object",

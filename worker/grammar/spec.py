@@ -203,7 +203,7 @@ def give_up(demand: Demand, reason: str) -> Decision:
         return _not_enforced(demand.structure, reason)
     for place, tool in enumerate(demand.tools):
         if tool.strict and (demand.choice.mode == "required" or tool.name == demand.choice.name):
-            field = f"tools[{place}].function.parameters"
+            field = tool.field_at(place)
             raise error(
                 "unsupported_schema",
                 f"{field} can't be enforced: {reason}; make it simpler, or send strict: false",

@@ -177,7 +177,7 @@ def _name(name: str, syntax: _Syntax) -> list[Format]:
 
 def _schema(place: int, tool: Tool, loose: bool, warnings: list[str]) -> dict[str, Any]:
     """A tool's parameters in the compiler's terms; always of an object."""
-    field = f"tools[{place}].function.parameters"
+    field = tool.field_at(place)
     if loose:
         return {"type": "object", "additionalProperties": True}
     try:
