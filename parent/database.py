@@ -70,6 +70,10 @@ class Database:
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
 
+    async def begin_anew(self) -> None:
+        """Begin a new file in place of one whose pages are damaged. Raises Unavailable."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._begin_anew)
+
     async def close(self) -> None:
         """After everything that was handed in before."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
@@ -88,14 +92,14 @@ class Database:
                 raise Unavailable(str(err)) from err
             raise Damaged(str(err)) from err
 
-    def replace_damaged(self) -> None:
-        """Begin a new file in place of one whose pages can't be written. On the file's thread."""
+    def _begin_anew(self) -> None:
         self._close()
-        self._move_aside("its pages are damaged")
-
-    async def begin_anew(self) -> None:
-        """`replace_damaged`, from the loop."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.replace_damaged)
+        try:
+            self._move_aside("its pages are damaged")
+        except FileNotFoundError:
+            pass  # somebody did it
+        except OSError as err:
+            raise Unavailable(f"{self.path} is damaged and can't be moved: {err}") from err
 
     def _opened(self) -> sqlite3.Connection:
         # Of a file that was taken away SQLite goes on writing what nobody will find again.

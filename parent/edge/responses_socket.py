@@ -25,7 +25,7 @@ from mlxpool.shared.errors import ApiError, envelope, error
 
 from .exchange import refusal
 from .head import read_head
-from .relay import LARGE_BODY_BYTES
+from .relay import LARGE_BODY_BYTES, head_of
 from .reply import REQUEST_ID
 from .responses_answers import Answers, Prepared, read_ask
 from .responses_sinks import RecordedPreamble
@@ -176,7 +176,7 @@ class _Connection:
         self._count += 1
         request_id = f"{self._request_id}.{self._count}"
         body, generate = await _body_of(text)
-        ask, head = await read_ask(body), read_head(body)
+        ask, head = await read_ask(body), await head_of(body)
         if ask.background:
             raise invalid("background", "background is not for a WebSocket; POST it to /v1/responses")
         prepared = await self._answers.prepare(ask, head, self._last, {"stream": True})

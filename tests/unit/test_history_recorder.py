@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxpool.parent.edge.responses_sinks import Tee
 from mlxpool.parent.history import recorder as module
 from mlxpool.parent.history import streams
 from mlxpool.parent.history.folding import Folding
@@ -186,3 +187,52 @@ def test_what_an_item_says_comes_in_its_deltas_alone() -> None:
         "",
         "",
     ]
+
+
+class Hearing:
+    """A sink that notes what was kept when each piece reached it."""
+
+    def __init__(self, kept: list[Any]) -> None:
+        self.started = False
+        self.heard: list[tuple[bytes, int]] = []
+        self.statuses: list[tuple[int, Any]] = []
+        self._kept = kept
+
+    async def start(self, headers: Any) -> None:
+        self.started = headers == {}
+
+    async def send(self, data: bytes) -> None:
+        self.heard.append((data, len(self._kept)))
+
+    async def end(self) -> None:
+        pass
+
+    async def whole(self, status: int, body: bytes, headers: Any) -> None:
+        self.heard.append((body, len(self._kept)))
+        self.statuses.append((status, headers))
+
+    def abandon(self) -> None:
+        pass
+
+
+async def test_whoever_hears_the_end_finds_it_kept() -> None:
+    made, kept = recorder()
+    sink = Hearing(kept)
+    tee = Tee(sink, made, 0)
+    await tee.start({})
+    for piece in EVENTS:
+        await tee.send(piece)
+    assert sink.heard == [(piece, 0) for piece in EVENTS[:-1]] + [(EVENTS[-1], 1)]
+    made, kept = recorder()
+    sink = Hearing(kept)
+    await Tee(sink, made, 0).whole(200, msgspec.json.encode(RESPONSE), {})
+    assert sink.heard == [(msgspec.json.encode(RESPONSE), 1)]
+
+
+async def test_a_refusal_is_not_kept_and_counts_the_clients_own_items() -> None:
+    made, kept = recorder()
+    sink = Hearing(kept)
+    await Tee(sink, made, 3).whole(400, b'{"error":{"param":"input[5]"}}', {})
+    assert sink.heard == [(b'{"error":{"param":"input[2]"}}', 0)]
+    assert sink.statuses == [(400, {})]
+    assert kept == []

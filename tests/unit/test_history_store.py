@@ -289,6 +289,24 @@ async def test_a_locked_file_costs_the_record_and_is_told_once(
     assert world.store.figures.entries == 1
 
 
+async def test_a_full_disk_costs_the_record_and_nothing_that_was_there(world: World) -> None:
+    await world.store.put(record("a"))
+    (pages,) = await world.database.run(lambda c: c.execute("PRAGMA page_count").fetchone())
+
+    def fill(connection: sqlite3.Connection) -> None:
+        connection.execute(f"PRAGMA max_page_count = {pages + 1}")
+
+    await world.database.run(fill)
+    before = world.store.figures.bytes
+    assert not await world.store.put(record("b", size=50_000))
+    assert "full" in (world.store.figures.reason or "")
+    assert await found(world.store, "a", "b") == ["a"]
+    # What was counted in vain is not counted: room is made for what fits.
+    assert await world.store.delete("a")
+    assert await world.store.put(record("a"))
+    assert world.store.figures.bytes == before
+
+
 async def test_a_record_longer_than_the_limit_is_not_stored_and_lets_none_go(world: World) -> None:
     await world.store.put(record("a"))
     world.limits = History(30 * DAY, 2000)
