@@ -266,7 +266,7 @@ class Engine:
     def _refuse(self, request: Request, out: Exchange, err: errors.ApiError) -> None:
         self._errors += 1
         request_id = request.headers.get(HEADER_REQUEST_ID.lower(), "")
-        body = errors.encode(err, errors.protocol_of(request.path))
+        body = errors.encode(err, errors.protocol_of(request.path), request_id or None)
         out.whole(err.status, body, {HEADER_REQUEST_ID: request_id, **err.headers()})
 
     async def _drain(self, request: Request, out: Exchange) -> None:
