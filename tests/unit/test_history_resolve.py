@@ -105,7 +105,8 @@ def test_items_stand_in_place_of_their_references() -> None:
     )
     assert asked.references == {0: "a", 2: "b", 3: "a"}
     body = json.loads(made(asked, items={"a": [{"n": 1}, {"n": 2}], "b": []}).body)
-    assert [item.get("n", "user") for item in body["input"]] == [1, 2, "user", 1, 2]
+    user = {"role": "user", "content": '"item_reference"'}
+    assert body["input"] == [{"n": 1}, {"n": 2}, user, {"n": 1}, {"n": 2}]
 
 
 def test_a_forced_field_replaces_the_clients_and_nothing_else() -> None:

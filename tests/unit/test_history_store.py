@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import sqlite3
+import threading
 import zlib
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from mlxpool.parent import database as database_module
 from mlxpool.parent.database import Database
 from mlxpool.parent.faults import Damaged
+from mlxpool.parent.history import records
 from mlxpool.parent.history import store as module
 from mlxpool.parent.history.records import ROW_BYTES, Record, of_response
 from mlxpool.parent.history.store import MIGRATIONS, HistoryStore
@@ -305,6 +307,43 @@ async def test_a_full_disk_costs_the_record_and_nothing_that_was_there(world: Wo
     assert await world.store.delete("a")
     assert await world.store.put(record("a"))
     assert world.store.figures.bytes == before
+
+
+async def test_what_was_rolled_back_with_others_is_not_counted(world: World) -> None:
+    await world.store.put(record("a"))
+    (pages,) = await world.database.run(lambda c: c.execute("PRAGMA page_count").fetchone())
+    await world.database.run(lambda c: c.execute(f"PRAGMA max_page_count = {pages + 2}") and None)
+    for one in (record("small"), record("big", size=50_000)):
+        world.store.keep(one)
+        world.store.write(one)
+    await world.store.close()
+    assert world.store.figures.unstored == 2
+    assert await world.store.put(record("b"))
+    counted = world.store.figures
+    assert counted.entries == 2
+    assert (await world.restart()).figures.bytes == counted.bytes
+
+
+async def test_a_record_that_is_deleted_while_it_is_packed_does_not_come_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packing, go_on = threading.Event(), threading.Event()
+    pack = records.pack
+
+    def slow(one: Record) -> records.Packed:
+        packing.set()
+        go_on.wait(10)
+        return pack(one)
+
+    monkeypatch.setattr(records, "pack", slow)
+    one = record("r")
+    world.store.keep(one)
+    world.store.write(one)
+    await asyncio.to_thread(packing.wait, 10)
+    assert await world.store.delete("r")
+    go_on.set()
+    await world.store.close()
+    assert await world.store.get("r") is None
 
 
 async def test_a_record_longer_than_the_limit_is_not_stored_and_lets_none_go(world: World) -> None:
