@@ -149,7 +149,8 @@ def _answer(answer: Answer) -> dict[str, Any]:
     if not answer.types:
         return {"description": answer.description}
     whole = _ref(answer.schema) if answer.schema else {}
-    content = {kind: {"schema": {"type": "string"} if kind == EVENTS else whole} for kind in answer.types}
+    # Readers of OpenAPI disagree whether a stream's schema is the whole's or each event's: it has none.
+    content = {kind: {} if kind == EVENTS else {"schema": whole} for kind in answer.types}
     return {"description": answer.description, "content": content}
 
 
