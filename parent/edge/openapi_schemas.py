@@ -57,6 +57,11 @@ _DESCRIPTIONS = {
 }
 _ERROR_NAMES: dict[Protocol, str] = {"openai": "Error", "responses": "Error", "anthropic": "AnthropicError"}
 
+_SOMETHING_TO_GO_ON_FROM = [
+    {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+    for name in ("input", "previous_response_id")
+]
+
 
 def body_schema(
     table: Mapping[str, Field], needed: tuple[str, ...] = (), without: tuple[str, ...] = ()
@@ -184,7 +189,7 @@ def _bodies() -> dict[str, Any]:
         "CompletionRequest": body_schema(completion_fields.FIELDS, ("prompt",)),
         "MessagesRequest": body_schema(messages, ("messages", "max_tokens")),
         "CountRequest": body_schema(messages, ("messages",)),
-        "ResponsesRequest": body_schema(response_fields.FIELDS),
+        "ResponsesRequest": {**body_schema(response_fields.FIELDS), "anyOf": _SOMETHING_TO_GO_ON_FROM},
         "CompactRequest": _compact(),
     }
 
