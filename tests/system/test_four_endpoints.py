@@ -27,7 +27,7 @@ MESSAGES = [
     {"role": "system", "content": "You answer in one sentence."},
     {"role": "user", "content": "What is the capital of France?"},
     {"role": "assistant", "content": "The capital of France is Paris."},
-    {"role": "user", "content": "What is the capital of Italy, and what is it known for?"},
+    {"role": "user", "content": "What is the capital of Italy?"},
 ]
 
 # How each protocol says why an answer ended.
@@ -205,11 +205,11 @@ STREAMED: dict[str, Callable[[Any], Read]] = {
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"max_tokens": 60, "temperature": 0}, "ended"),
-        ({"max_tokens": 60, "temperature": 0, "stop": [" is known", "nowhere"]}, "ended"),
-        ({"max_tokens": 7, "temperature": 0}, "cut"),
-        ({"max_tokens": 16, "temperature": 0.9, "top_p": 0.95, "seed": 20240229}, None),
-        ({"max_tokens": 12, "temperature": 0, "repetition_penalty": 1.3, "min_p": 0.01}, None),
+        ({"max_tokens": 40, "temperature": 0}, "ended"),
+        ({"max_tokens": 40, "temperature": 0, "stop": [" Rome", "nowhere"]}, "ended"),
+        ({"max_tokens": 3, "temperature": 0}, "cut"),
+        ({"max_tokens": 8, "temperature": 0.9, "top_p": 0.95, "seed": 20240229}, None),
+        ({"max_tokens": 8, "temperature": 0, "repetition_penalty": 1.3, "min_p": 0.01}, None),
     ],
     ids=["plain", "stop", "length", "seeded", "penalised"],
 )
@@ -232,7 +232,7 @@ def test_four_protocols_say_the_same(
 
 
 def test_a_seed_draws_what_no_seed_does_not(served: Served, rendered: str) -> None:
-    fields = {"max_tokens": 24, "temperature": 1.2}
+    fields = {"max_tokens": 12, "temperature": 1.2}
     drawn = {ask(served, protocol, rendered, fields, stream=False).text for protocol in PROTOCOLS}
     assert len(drawn) > 1
 
