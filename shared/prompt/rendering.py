@@ -6,7 +6,7 @@ Immutable, and safe to share between threads.
 
 from __future__ import annotations
 
-import contextlib
+import time
 from typing import Any
 
 import msgspec
@@ -16,8 +16,10 @@ from mlxpool.shared.api.normalise import template_messages
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.shared.prompt import call_ids, thinking, toolless
+from mlxpool.shared.prompt.arrangements import arrangements
 from mlxpool.shared.prompt.choose import opens_block
 from mlxpool.shared.prompt.families import Families
+from mlxpool.shared.template import RENDER_TIME_LIMIT_S
 
 # Variables that clients set for every model; one whose template reads none of them does as it was trained.
 _FOR_ANY_MODEL = frozenset({*thinking.SWITCHES, thinking.DEPTH, "preserve_thinking"})
@@ -106,21 +108,23 @@ class Renderer:
     def text(
         self, messages: list[dict[str, Any]], told: str, variables: dict[str, Any], continues: bool = False
     ) -> str:
-        """The prompt's text. A template's refusal is the client's to hear only where its own messages are
-        what is refused. continues: it ends in the last message's text, without what would end the turn.
-        Raises ApiError 400."""
+        """The prompt's text. A template's refusal is the client's to hear only where it takes the messages in
+        none of the ways that they can be arranged in. continues: it ends in the last message's text,
+        without what would end the turn. Raises ApiError 400."""
         if continues:
             return self._open_text(messages, told, variables)
-        first, *others = toolless.arrangements(messages, told)
-        try:
-            return self._tokenizer.render(first, **variables)
-        except ApiError as refusal:
-            for other in others:
-                if other == first:
-                    continue
-                with contextlib.suppress(ApiError):
-                    return self._tokenizer.render(other, **variables)
-            raise refusal
+        first: ApiError | None = None
+        give_up = time.monotonic() + RENDER_TIME_LIMIT_S
+        for arranged in arrangements(messages, told):
+            try:
+                return self._tokenizer.render(arranged, **variables)
+            except ApiError as refusal:
+                first = first or refusal
+            # A template that does not end does not end for any of them.
+            if time.monotonic() > give_up:
+                break
+        assert first is not None
+        raise first
 
     def _open_text(self, messages: list[dict[str, Any]], told: str, variables: dict[str, Any]) -> str:
         """Cut at a mark behind the last message's text: templates trim blanks there, and write an end of

@@ -12,7 +12,7 @@ import pytest
 
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.control import Launch
-from mlxpool.shared.prompt import toolless
+from mlxpool.shared.prompt.arrangements import with_system_text
 from mlxpool.shared.prompt.families import families
 from mlxpool.shared.prompt.rendering import Renderer
 from mlxpool.worker.grammar.service import GrammarService
@@ -94,16 +94,14 @@ class Model:
 
     def _rendered(self, messages: list[dict[str, Any]], told: str, variables: dict[str, Any]) -> str:
         self.rendered += 1
-        return self.tokenizer.render(
-            toolless.with_system_text(messages, told) if told else messages, **variables
-        )
+        return self.tokenizer.render(with_system_text(messages, told) if told else messages, **variables)
 
     def _encoded(self, text: str) -> Sequence[int]:
         self.encoded.append(text)
         return self.tokenizer.encode(text)
 
     def ids(self, *messages: dict[str, Any], told: str = "", **variables: Any) -> tuple[int, ...]:
-        given = toolless.with_system_text(messages, told) if told else messages
+        given = with_system_text(messages, told) if told else messages
         return tuple(self.tokenizer.encode(self.tokenizer.render(given, **variables)))
 
     def of(self, *messages: dict[str, Any], told: str = "", **variables: Any) -> tuple[int, ...]:

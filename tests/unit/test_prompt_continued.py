@@ -63,6 +63,12 @@ def test_a_block_of_reasoning_comes_before_the_text_and_is_closed(tmp_path: Path
     assert with_thoughts.text.endswith("<think>\nHm.\n</think>\n\nYes")
 
 
+def test_a_text_that_ends_in_the_mark_of_reasoning_opens_no_block(tmp_path: Path) -> None:
+    shown = rendered(tmp_path, THINKING, USER, begun("Write <think>"))
+    assert shown.text.endswith("Write <think>")
+    assert not shown.opened
+
+
 def test_a_template_that_wants_turns_is_given_them(tmp_path: Path) -> None:
     assert rendered(tmp_path, STRICT, USER, USER, begun("Yes ")).text == "[user]hi\n\nhi[end][assistant]Yes "
 
