@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _THREADS = 2
 
 
+# Longer prompts are counted about: no model here has such a context, and encoding them would take gigabytes.
+EXACT_TOKENS = 1_000_000
+
+
 class TokenCount(msgspec.Struct, frozen=True):
     """The answer."""
 
@@ -69,6 +73,8 @@ def _count(counter: Counter, asked: Asked) -> int:
     from mlxpool.shared.chat import ChatTokenizerError
 
     try:
-        return len(counter.tokenizer.encode(counter.renderer.render(asked.request).text))
+        text = counter.renderer.render(asked.request).text
+        found = counter.tokenizer.encode_within(text, EXACT_TOKENS)
+        return found if isinstance(found, int) else len(found)
     except ChatTokenizerError as err:
         raise error("load_failed", f"this model's tokenizer can't be used: {err}", param="model") from err

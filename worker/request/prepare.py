@@ -18,7 +18,7 @@ import msgspec
 from mlxpool.shared.api.asked import Asked, RawPrompt
 from mlxpool.shared.api.chat import ChatRequest
 from mlxpool.shared.chat import ChatTokenizer
-from mlxpool.shared.errors import ApiError, error
+from mlxpool.shared.errors import ApiError, context_exceeded, error
 from mlxpool.shared.prompt.rendering import Rendered, Renderer
 from mlxpool.worker.grammar.formats import closing_texts, reasoning_of
 from mlxpool.worker.grammar.service import GrammarService, Held
@@ -154,11 +154,11 @@ class Preparer:
             answer_format = msgspec.structs.replace(answer_format, reasoning=None)
         if begun.rendered is None:
             prompts = [
-                Prompt(self._ids(raw), answer_format, field=field)
+                Prompt(self._ids(raw, field), answer_format, field=field)
                 for raw, field in zip(begun.asked.prompts, begun.asked.prompt_fields, strict=True)
             ]
         else:
-            prompts = [self._prompt(begun.rendered, answer_format, held, request.thinking_budget)]
+            prompts = [self._prompt(begun.rendered, answer_format, held, request)]
         try:
             plans = [
                 plan
@@ -178,15 +178,16 @@ class Preparer:
         return Prepared(begun.asked, tuple(plans), held)
 
     def _prompt(
-        self, rendered: Rendered, answer_format: AnswerFormat, held: Held, budget: int | None
+        self, rendered: Rendered, answer_format: AnswerFormat, held: Held, request: ChatRequest
     ) -> Prompt:
         text, told = rendered.text, rendered.told
         if held.instruction is not None:
             told = "\n\n".join(filter(None, (told, held.instruction)))
             text = self._renderer.text(rendered.messages, told, rendered.variables, rendered.continues)
-        ids = tuple(self._tokenizer.encode(text))
+        ids = self._encoded(text, request.prompt_field)
         boundaries = self._boundaries.of(ids, rendered.messages, told, rendered.variables)
-        return Prompt(ids, answer_format, rendered.reasons, boundaries, self._thinking_limit(budget, held))
+        thinking = self._thinking_limit(request.thinking_budget, held)
+        return Prompt(ids, answer_format, rendered.reasons, boundaries, thinking)
 
     def _thinking_limit(self, budget: int | None, held: Held) -> ThinkingLimit | None:
         """None where nothing is asked, or the model marks no reasoning: then it spends no budget either."""
@@ -200,8 +201,15 @@ class Preparer:
             tuple(self._tokenizer.encode(then)[:1]),
         )
 
-    def _ids(self, raw: RawPrompt) -> tuple[int, ...]:
+    def _ids(self, raw: RawPrompt, field: str) -> tuple[int, ...]:
         """Text gets the special tokens that the tokenizer adds by itself, ids are the client's own."""
         if isinstance(raw, str):
-            return tuple(self._tokenizer.encode(raw, add_special_tokens=True))
+            return self._encoded(raw, field, add_special_tokens=True)
         return raw
+
+    def _encoded(self, text: str, field: str, add_special_tokens: bool = False) -> tuple[int, ...]:
+        """Raises ApiError 400 for a text that is far too long, without having encoded all of it."""
+        found = self._tokenizer.encode_within(text, self._base.context, add_special_tokens)
+        if isinstance(found, int):
+            raise context_exceeded(found, self._base.context, field)
+        return tuple(found)
