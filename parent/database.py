@@ -37,6 +37,13 @@ BUSY_TIMEOUT_S = 1.0
 RETRY_AFTER_S = 5.0
 # Of 4 KiB: what one call gives back to the file system, some milliseconds of work.
 VACUUM_PAGES = 256
+# What the write-ahead log keeps of the disk after a large write: what SQLite lets it grow to by itself.
+JOURNAL_BYTES = 4 * 2**20
+
+_READ = "BEGIN"
+# Whoever reads first and writes then is refused at once where another process wrote in between: SQLite waits
+# for those alone that say at the beginning that they will write.
+_CHANGE = "BEGIN IMMEDIATE"
 
 T = TypeVar("T")
 # One step of the file's layout: statements that lead from the version before it.
@@ -48,14 +55,10 @@ class _NotOurs(Exception):
 
 
 class Database:
-    """`open` it in a running loop, `close` it at the end. migrations: all there ever were, oldest first.
-
-    set_aside: where files went that could not be used, since the start.
-    """
+    """`close` it at the end. migrations: all there ever were, oldest first."""
 
     def __init__(self, path: Path, migrations: Sequence[Migration]) -> None:
         self.path = path
-        self.set_aside: list[Path] = []
         self._migrations = migrations
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state")
         self._connection: sqlite3.Connection | None = None
@@ -63,12 +66,24 @@ class Database:
         self._retry_at = 0.0
         self._refused = ""
 
-    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` returns, which runs in a transaction of its own on the file's thread.
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` returns, which only reads, and runs in a transaction of its own on the file's thread.
 
-        Raises Unavailable, and then nothing of it was done; Damaged where the file holds nonsense there.
+        Raises Unavailable; Damaged where the file holds nonsense there.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, _READ, work)
+
+    async def run(
+        self, work: Callable[[sqlite3.Connection], T], committed: Callable[[], None] = lambda: None
+    ) -> T:
+        """`read` for work that changes something. committed: called on the thread, before any other work,
+        once it is. Raises like `read`, and then nothing of it was done.
+
+        A connection that work has not met before is that of a file which was opened since.
+        """
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._run, _CHANGE, work, committed
+        )
 
     async def begin_anew(self) -> None:
         """Begin a new file in place of one whose pages are damaged. Raises Unavailable."""
@@ -81,16 +96,23 @@ class Database:
 
     # ---- on the thread ----------------------------------------------------------------------------------
 
-    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _run(
+        self,
+        begin: str,
+        work: Callable[[sqlite3.Connection], T],
+        committed: Callable[[], None] = lambda: None,
+    ) -> T:
         connection = self._opened()
         try:
-            return _transact(connection, work)
+            done = _transact(connection, begin, work)
         except sqlite3.Error as err:
-            if not _is_damage(err):
-                if _is_gone(err):
-                    self._close()
-                raise Unavailable(str(err)) from err
-            raise Damaged(str(err)) from err
+            if _is_damage(err):
+                raise Damaged(str(err)) from err
+            if _is_gone(err) or connection.in_transaction:
+                self._close()
+            raise Unavailable(str(err)) from err
+        committed()
+        return done
 
     def _begin_anew(self) -> None:
         self._close()
@@ -132,6 +154,8 @@ class Database:
         connection = sqlite3.connect(
             self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
+        # A text that is no text is its row's fault, and for whoever reads that row to find.
+        connection.text_factory = _text
         try:
             self._prepare(connection)
         except sqlite3.Error as err:
@@ -156,6 +180,7 @@ class Database:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
         for number in range(version, len(self._migrations)):
 
             def migrate(connection: sqlite3.Connection, number: int = number) -> None:
@@ -164,7 +189,7 @@ class Database:
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {number + 1}")
 
-            _transact(connection, migrate)
+            _transact(connection, _CHANGE, migrate)
 
     def _move_aside(self, why: str) -> None:
         stamp = time.strftime("%Y%m%dT%H%M%S")
@@ -177,7 +202,6 @@ class Database:
         for suffix in ("-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(f"{self.path}{suffix}", f"{target}{suffix}")
-        self.set_aside.append(target)
         logger.error("%s can't be used (%s): it is now %s, and a new one is begun", self.path, why, target)
 
     def _close(self) -> None:
@@ -187,16 +211,18 @@ class Database:
             self._connection = None
 
 
-def give_back(connection: sqlite3.Connection) -> None:
-    """Return some of the pages that hold nothing to the file system. Inside of a transaction."""
+def give_back(connection: sqlite3.Connection) -> bool:
+    """Return some of the pages that hold nothing to the file system; whether there are more. Inside of a
+    transaction."""
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     for _ in range(min(free, VACUUM_PAGES)):
         # One at a time: the module steps a statement without columns once, and each step gives back a page.
         connection.execute("PRAGMA incremental_vacuum(1)")
+    return bool(free > VACUUM_PAGES)
 
 
-def _transact(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
-    connection.execute("BEGIN")
+def _transact(connection: sqlite3.Connection, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
+    connection.execute(begin)
     try:
         done = work(connection)
         connection.execute("COMMIT")
@@ -206,6 +232,10 @@ def _transact(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection
                 connection.execute("ROLLBACK")
         raise
     return done
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
 
 
 def _inode(path: Path) -> int | None:

@@ -17,6 +17,7 @@ from mlxpool.shared.config import ModelSettings, Settings
 from mlxpool.shared.trace import FILE_NAME, TraceFile
 
 from .edge.trace import Trace
+from .history.store import HistoryStore
 from .library import Library
 from .pool.service import PoolService
 
@@ -80,7 +81,13 @@ class Reloader:
     """Reads the settings again and hands them round."""
 
     def __init__(
-        self, live: Live, read: Callable[[], Settings], library: Library, pool: PoolService, trace: Trace
+        self,
+        live: Live,
+        read: Callable[[], Settings],
+        library: Library,
+        pool: PoolService,
+        trace: Trace,
+        history: HistoryStore,
     ) -> None:
         """read: the settings as the command line and the environment of this process make them now."""
         self._live = live
@@ -88,6 +95,7 @@ class Reloader:
         self._library = library
         self._pool = pool
         self._trace = trace
+        self._history = history
 
     def reload(self) -> Difference:
         """Take over what may change. Raises ConfigError, and then nothing has changed."""
@@ -96,6 +104,8 @@ class Reloader:
         merged = self._live.settings = merge(old, new)
         self._library.use(merged)
         self._pool.use(merged)
+        if merged.history != old.history:
+            self._history.limits_changed()
         if merged.server.trace != old.server.trace:
             switch_trace(self._trace, merged)
         logger.info(

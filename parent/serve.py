@@ -28,7 +28,8 @@ from .edge.http_server import listen
 from .edge.models import view_model
 from .edge.responses_background import interrupted
 from .edge.trace import Trace
-from .history.store import MIGRATIONS, HistoryStore
+from .history.store import HistoryStore
+from .history.table import MIGRATIONS
 from .jobs.runner import Jobs
 from .library import Library
 from .pool.service import PoolService
@@ -70,7 +71,7 @@ async def serve(
     history = HistoryStore(database, lambda: live.settings.history)
     await history.open(interrupted)
     switch_trace(trace, settings)
-    reloader = Reloader(live, read_again, library, pool, trace)
+    reloader = Reloader(live, read_again, library, pool, trace, history)
     hub = EventHub(
         {
             "pool": pool.view,

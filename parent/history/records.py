@@ -6,12 +6,18 @@ by zlib's own checksum, and damage stays within its row.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
 from mlxpool.parent.faults import Damaged
+from mlxpool.shared.api import response_object
+from mlxpool.shared.errors import ApiError
+
+_Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 UNFINISHED: frozenset[str] = frozenset({"queued", "in_progress"})
 
@@ -26,8 +32,8 @@ _LEVEL = 1
 class Record(msgspec.Struct, frozen=True):
     """created: unix seconds. previous: the response this one goes on from. input: the conversation up to it,
     whole, a JSON list of items. response: its JSON object. events: as they were sent, in pieces of whole
-    ones; None where it was not streamed or its stream was longer than MAX_EVENT_BYTES. items: ids of its
-    output's items."""
+    ones; None where it was not streamed, its stream was longer than MAX_EVENT_BYTES, or whoever read it back
+    did not want them. items: ids of its output's items, empty in what was read back."""
 
     id: str
     created: float
@@ -66,6 +72,17 @@ def pack(record: Record) -> Packed:
     return Packed(given, response, events, len(given) + len(response) + len(events or b"") + ROW_BYTES)
 
 
+class _Row(msgspec.Struct, array_like=True):
+    created: float
+    status: _Status
+    model: str
+    background: int
+    previous: str | None
+    input: bytes
+    response: bytes
+    events: bytes | None
+
+
 class _Response(msgspec.Struct):
     id: str
     status: str
@@ -75,36 +92,40 @@ _responses = msgspec.json.Decoder(_Response)
 _inputs = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def unpack(
-    response_id: str,
-    created: float,
-    status: str,
-    model: str,
-    background: int,
-    previous: str | None,
-    packed: Sequence[object],
-) -> Record:
-    """The record of a row. Raises Damaged where any of it can't be what was written."""
-    given, response, events = packed
+def unpack(response_id: str, columns: Sequence[object]) -> Record:
+    """The record of a row. columns: as `_Row` has them, and of whatever types a file may hold. Raises Damaged
+    where any of it can't be what was written."""
     try:
+        row = msgspec.convert(columns, _Row)
         record = Record(
             response_id,
-            created,
-            status,
-            model,
-            bool(background),
-            previous,
-            zlib.decompress(given),  # type: ignore[arg-type]  # a row may hold anything: that is the question
-            zlib.decompress(response),  # type: ignore[arg-type]
-            None if events is None else (zlib.decompress(events),),  # type: ignore[arg-type]
+            row.created,
+            row.status,
+            row.model,
+            bool(row.background),
+            row.previous,
+            zlib.decompress(row.input),
+            zlib.decompress(row.response),
+            None if row.events is None else (zlib.decompress(row.events),),
         )
         _inputs.decode(record.input)
         told = _responses.decode(record.response)
-    except (zlib.error, TypeError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
+    except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
         raise Damaged(f"its row can't be read ({err})") from err
     if told.id != response_id:
         raise Damaged(f"its row holds {told.id!r}")
+    if not math.isfinite(record.created):
+        raise Damaged(f"its row can't be read (it is of {record.created})")
     return record
+
+
+def failed(record: Record, err: ApiError) -> Record:
+    """What becomes of a response that was to go on and has no end of its own: failed, with nothing said."""
+    response = msgspec.json.decode(record.response)
+    response |= {"status": "failed", "error": response_object.failure(err)}
+    return msgspec.structs.replace(
+        record, status="failed", response=msgspec.json.encode(response), items=(), events=None
+    )
 
 
 class _Item(msgspec.Struct):

@@ -1,11 +1,14 @@
-"""The stored responses: one table, limits by age and bytes, and what is on its way into it.
+"""The stored responses: limits by age and bytes, and what is on its way into the file.
 
 An answer is never held up by its row, and a client that goes on from it at once finds it: `keep` makes a
 record visible before its last byte is sent, `write` hands it to the file's thread afterwards. What can't be
-written (full disk, damaged file) is counted and logged once, and the answer was served all the same. Sizes
-are kept in memory; the oldest go first, a bounded number a time, when the file is opened and after writing.
+written (full disk, damaged file) is counted and logged once, and the answer was served all the same. The
+oldest go first, a bounded number a time, when the file is opened, after writing, and when limits change.
 
-Owned by the event loop, except what `_Table` does, which is the file's thread's.
+A response that runs without its client has a row before it has an end. Where its end can't be written, or
+nobody goes on with it, it is answered as failed, with the reason, and its row says so as soon as it can.
+
+Owned by the event loop.
 """
 
 from __future__ import annotations
@@ -14,44 +17,29 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 
-from mlxpool.parent.database import Database, Migration, give_back
+from mlxpool.parent.database import Database
 from mlxpool.parent.faults import Damaged, Unavailable
 from mlxpool.shared.config import History
+from mlxpool.shared.errors import error
 
-from . import records
+from . import records, table
 from .records import UNFINISHED, Packed, Record
+from .table import Table
 
 logger = logging.getLogger("mlxpool.history")
 
 T = TypeVar("T")
 
-# Rows that one transaction lets go: a file far over its limit must not hold up the next read for long.
-EVICTED_AT_ONCE = 64
 # Rows that one transaction writes.
 WRITTEN_AT_ONCE = 32
 # Records that wait for a slow disk are held in memory; more than this are served and not stored.
 WAITING_BYTES = 128 * 2**20
-
-MIGRATIONS: tuple[Migration, ...] = (
-    (
-        """CREATE TABLE responses (
-             id TEXT PRIMARY KEY, created REAL NOT NULL, bytes INTEGER NOT NULL, status TEXT NOT NULL,
-             model TEXT NOT NULL, background INTEGER NOT NULL, previous TEXT,
-             input BLOB NOT NULL, response BLOB NOT NULL, events BLOB)""",
-        # Covers what limits ask, so that they read no row.
-        "CREATE INDEX responses_by_age ON responses (created, id, bytes)",
-        "CREATE INDEX responses_open ON responses (id) WHERE status IN ('queued', 'in_progress')",
-        # Clients that refer to an item name it alone.
-        "CREATE TABLE items (item TEXT PRIMARY KEY, response TEXT NOT NULL) WITHOUT ROWID",
-        "CREATE INDEX items_by_response ON items (response)",
-    ),
-)
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -75,45 +63,51 @@ class HistoryStore:
         self._database = database
         self._limits = limits
         self._now = now
-        self._table = _Table()
+        self._table = Table()
         # Visible at once, until their rows are. Ids that come again replace what was there.
         self._fresh: dict[str, Record] = {}
         self._fresh_bytes = 0
         self._queue: list[Record] = []
-        self._writing: asyncio.Task[None] | None = None
+        # Held over a look at what is fresh and the change that follows from it.
+        self._changing = asyncio.Lock()
+        self._working: asyncio.Task[None] | None = None
+        self._interrupted: Callable[[Record], Record] = lambda record: record
+        # Ids whose rows say that they go on: those that do, and those whose end was lost, with the reason.
+        self._going: set[str] = set()
+        self._lost: dict[str, str] = {}
+        self._owes_ends = True
         self._unstored = 0
         self._reason: str | None = None
 
     async def open(self, interrupted: Callable[[Record], Record]) -> None:
-        """Read sizes, let go what is over the limits, and end what a predecessor left unended.
+        """Read sizes, let go what is over the limits, and end what a predecessor left unended; what of it
+        can't be done now is done after the first write that can.
 
         interrupted: what becomes of a record whose run nobody goes on with.
         """
+        self._interrupted = interrupted
         try:
             try:
-                await self._changed(self._table.measure)
-                left = await self._database.run(self._table.unended)
+                await self._database.read(self._table.measure)
+                await self._end_rows()
             except Damaged:
-                await self._begin_anew()
-                left = []
-            for response_id in left:
-                await self._interrupt(response_id, interrupted)
+                await self._database.begin_anew()
             await self._trim()
         except (Unavailable, Damaged) as err:
             self._failed(str(err))
 
     async def close(self) -> None:
         """Returns when everything that was handed in is written, or can't be."""
-        if self._writing is not None:
-            await self._writing
+        while self._working is not None:
+            await self._working
 
     @property
     def figures(self) -> Figures:
         """As of now."""
-        limits, table = self._limits(), self._table
+        limits, sizes = self._limits(), self._table.sizes
         return Figures(
-            table.entries,
-            table.bytes,
+            sizes.entries,
+            sizes.bytes,
             limits.max_bytes,
             limits.max_age,
             self._unstored,
@@ -126,24 +120,39 @@ class HistoryStore:
         limits = self._limits()
         return limits.max_bytes > 0 and limits.max_age > 0
 
+    def limits_changed(self) -> None:
+        """Let go what is over them now."""
+        self._wake()
+
     # ---- reading ----------------------------------------------------------------------------------------
 
-    async def get(self, response_id: str) -> Record | None:
-        """The record, None for unknown and expired ones. Raises Damaged, and Unavailable."""
+    async def get(self, response_id: str, *, events: bool = True) -> Record | None:
+        """The record, None for unknown and expired ones, and all where history is off. events: whether they
+        are wanted, which are most of it. Raises Damaged, and Unavailable.
+
+        A row that says that its response goes on comes back failed, with the reason: ask those that run
+        before.
+        """
+        if not self.is_on:
+            return None
         record = self._fresh.get(response_id)
         if record is None:
-            record = await self._database.run(partial(_read, response_id))
+            record = await self._database.read(partial(table.read, response_id, events))
+            if record is not None and record.status in UNFINISHED:
+                record = self._ended(record)
         if record is None or record.created <= self._now() - self._limits().max_age:
             return None
         return record
 
     async def holder_of(self, item_id: str) -> Record | None:
-        """The record among whose output this item is. Raises like `get`."""
+        """The record among whose output this item is, without its events. Raises like `get`."""
+        if not self.is_on:
+            return None
         for record in self._fresh.values():
             if item_id in record.items:
                 return record
-        response_id = await self._database.run(partial(_holder, item_id))
-        return None if response_id is None else await self.get(response_id)
+        response_id = await self._database.read(partial(table.holder, item_id))
+        return None if response_id is None else await self.get(response_id, events=False)
 
     # ---- writing ----------------------------------------------------------------------------------------
 
@@ -159,100 +168,190 @@ class HistoryStore:
             return  # deleted, or replaced, in the meantime
         if self._fresh_bytes > WAITING_BYTES and self._fresh_bytes > record.raw_bytes:
             self._forget(record)
-            self._failed("the disk is slower than answers are made")
-            return
-        self._queue.append(record)
-        if self._writing is None:
-            self._writing = asyncio.get_running_loop().create_task(self._write_all())
+            self._lose([record], "the disk is slower than answers are made")
+        else:
+            self._queue.append(record)
+        self._wake()
 
     async def put(self, record: Record) -> bool:
-        """Written when this returns; False where it could not be."""
+        """Written when this returns; False where it could not be. One that is to go on does, until a further
+        one of its id is written or can't be."""
         self.keep(record)
-        packed = await asyncio.to_thread(records.pack, record)
-        if self._fresh.get(record.id) is not record:
-            return True  # deleted in the meantime
         try:
-            return await self._insert([(record, packed)])
+            packed = await asyncio.to_thread(records.pack, record)
+            async with self._changing:
+                if self._fresh.get(record.id) is not record:
+                    return True  # deleted in the meantime
+                stored = await self._insert([(record, packed)])
         except (Unavailable, Damaged) as err:
-            self._failed(str(err))
+            self._lose([record], str(err))
             return False
+        except asyncio.CancelledError:
+            # Its row may come to be, and nobody goes on with it.
+            self._owes_ends = True
+            raise
         finally:
             self._forget(record)
+        self._wake()
+        return stored
 
     async def delete(self, response_id: str) -> bool:
-        """Whether there was one, of whatever age or damage. Raises Unavailable."""
-        fresh = self._fresh.get(response_id)
-        if fresh is not None:
-            self._forget(fresh)
-        self._queue = [record for record in self._queue if record.id != response_id]
-        # Behind whatever is being written just now, on the same thread.
-        stored = await self._changed(partial(self._table.delete, response_id))
+        """Whether there was one, of whatever age or damage. Raises Unavailable, and then it is as it was."""
+        async with self._changing:
+            stored = await self._changed(partial(self._table.delete, response_id))
+            fresh = self._fresh.get(response_id)
+            if fresh is not None:
+                self._forget(fresh)
+            self._queue = [record for record in self._queue if record.id != response_id]
+            self._going.discard(response_id)
+            self._lost.pop(response_id, None)
+        self._wake()
         return stored or fresh is not None
 
     # ---- inside -----------------------------------------------------------------------------------------
 
-    async def _write_all(self) -> None:
+    def _wake(self) -> None:
+        if self._working is None:
+            self._working = asyncio.get_running_loop().create_task(self._work())
+
+    async def _work(self) -> None:
         try:
-            while self._queue:
-                batch, self._queue = self._queue[:WRITTEN_AT_ONCE], self._queue[WRITTEN_AT_ONCE:]
-                packed = await asyncio.to_thread(lambda some: [records.pack(one) for one in some], batch)
-                # Deleted while it was packed: it must not come back.
-                rows = [
-                    (record, parts)
-                    for record, parts in zip(batch, packed, strict=True)
-                    if self._fresh.get(record.id) is record
-                ]
-                try:
-                    await self._insert(rows)
-                except (Unavailable, Damaged) as err:
-                    self._failed(str(err), len(rows))
-                for record in batch:
-                    self._forget(record)
+            while True:
+                written = True
+                while self._queue:
+                    batch, self._queue = self._queue[:WRITTEN_AT_ONCE], self._queue[WRITTEN_AT_ONCE:]
+                    written = await self._write(batch)
+                # A file that has just refused is asked again with the next write.
+                if written:
+                    await self._tidy()
+                if not self._queue:
+                    break
         finally:
-            self._writing = None
+            self._working = None
+
+    async def _write(self, batch: list[Record]) -> bool:
+        """False where the file can't be used."""
+        try:
+            packed = await asyncio.to_thread(lambda: [records.pack(record) for record in batch])
+            async with self._changing:
+                # Deleted, or replaced, while it was packed: it must not come back.
+                await self._insert(
+                    [
+                        (record, parts)
+                        for record, parts in zip(batch, packed, strict=True)
+                        if self._fresh.get(record.id) is record
+                    ]
+                )
+        except Exception as err:
+            if not isinstance(err, Unavailable | Damaged):
+                logger.exception("writing answers")
+            self._lose([record for record in batch if self._fresh.get(record.id) is record], str(err))
+            return False
+        finally:
+            for record in batch:
+                self._forget(record)
+        return True
 
     async def _insert(self, rows: list[tuple[Record, Packed]]) -> bool:
         """Whether all of them were."""
-        limit = self._limits().max_bytes
-        fitting = [row for row in rows if row[1].bytes <= limit]
+        limits = self._limits()
+        fitting = [row for row in rows if row[1].bytes <= limits.max_bytes]
+        if fitting:
+            await self._changed(partial(self._table.insert, fitting))
+        for record, _ in fitting:
+            if record.status in UNFINISHED:
+                self._going.add(record.id)
+            else:
+                self._going.discard(record.id)
         if len(fitting) < len(rows):
-            self._failed(f"longer than history.max_bytes ({limit})", len(rows) - len(fitting))
-        if not fitting:
-            return not rows
-        await self._changed(partial(self._table.insert, fitting))
-        if self._reason is not None and len(fitting) == len(rows):
+            long = [row[0] for row in rows if row[1].bytes > limits.max_bytes]
+            self._lose(long, f"longer than history.max_bytes ({limits.max_bytes})")
+        elif fitting and self._reason is not None:
             logger.info("answers are stored again")
             self._reason = None
-        await self._trim()
+        if fitting:
+            await self._tried(self._trim)
         return len(fitting) == len(rows)
 
-    async def _changed(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        try:
-            done = await self._database.run(work)
-        except Damaged:
-            await self._begin_anew()
-            done = await self._database.run(work)
-        self._table.is_measured = True
-        return done
-
-    async def _begin_anew(self) -> None:
-        self._table.is_measured = False
-        await self._database.begin_anew()
-
-    async def _trim(self) -> None:
-        limits = self._limits()
-        oldest = self._now() - limits.max_age
-        while await self._changed(partial(self._table.trim, oldest, limits.max_bytes)):
+    async def _tidy(self) -> None:
+        """What nobody waits for."""
+        await self._tried(self._trim)
+        await self._tried(self._end_rows)
+        while not self._queue and await self._tried(self._shrink):
             pass
 
-    async def _interrupt(self, response_id: str, interrupted: Callable[[Record], Record]) -> None:
+    async def _tried(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """None where it can't be done now: it is tried again after the next write."""
         try:
-            record = await self._database.run(partial(_read, response_id))
+            return await work()
+        except (Unavailable, Damaged) as err:
+            logger.debug("%s", err)
+        except Exception:
+            logger.exception("keeping the history in order")
+        return None
+
+    async def _changed(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        counted = partial(self._table.counting, work)
+        try:
+            return await self._database.run(counted, self._table.committed)
+        except Damaged:
+            await self._database.begin_anew()
+            return await self._database.run(counted, self._table.committed)
+
+    async def _trim(self) -> None:
+        while True:
+            limits = self._limits()
+            oldest = self._now() - limits.max_age
+            # Off for either limit's sake is off.
+            limit = limits.max_bytes if self.is_on else 0
+            if not await self._changed(partial(self._table.trim, oldest, limit)):
+                return
+
+    async def _shrink(self) -> bool:
+        return await self._changed(self._table.shrink)
+
+    async def _end_rows(self) -> None:
+        """Have rows say that they have ended, which say that they go on and do not."""
+        if not self._owes_ends:
+            return
+        self._owes_ends = False
+        lost = set(self._lost)
+        try:
+            for response_id in await self._database.read(table.unended):
+                if response_id not in self._going and response_id not in self._fresh:
+                    await self._end_row(response_id)
+        except BaseException:
+            self._owes_ends = True
+            raise
+        for response_id in lost:
+            self._lost.pop(response_id, None)
+
+    async def _end_row(self, response_id: str) -> None:
+        try:
+            record = await self._database.read(partial(table.read, response_id, False))
         except Damaged:
             await self._changed(partial(self._table.delete, response_id))
             return
         if record is not None:
-            await self.put(interrupted(record))
+            ended = self._ended(record)
+            packed = await asyncio.to_thread(records.pack, ended)
+            await self._changed(partial(self._table.end, ended, packed))
+
+    def _ended(self, record: Record) -> Record:
+        reason = self._lost.get(record.id)
+        if reason is None:
+            return self._interrupted(record)
+        why = f"what this response came to could not be stored ({reason}); send it again"
+        return records.failed(record, error("internal_error", why))
+
+    def _lose(self, lost: list[Record], reason: str) -> None:
+        """They are not stored. Called before they are forgotten, or at once after."""
+        for record in lost:
+            if record.id in self._going:
+                self._going.discard(record.id)
+                self._lost[record.id] = reason
+                self._owes_ends = True
+        self._failed(reason, len(lost))
 
     def _forget(self, record: Record) -> None:
         if self._fresh.get(record.id) is record:
@@ -264,109 +363,3 @@ class HistoryStore:
         if self._reason is None:
             logger.error("answers are served and not stored: %s", reason)
         self._reason = reason
-
-
-def _read(response_id: str, connection: sqlite3.Connection) -> Record | None:
-    row = connection.execute(
-        "SELECT created, status, model, background, previous, input, response, events FROM responses"
-        " WHERE id = ?",
-        (response_id,),
-    ).fetchone()
-    if row is None:
-        return None
-    created, status, model, background, previous, *packed = row
-    return records.unpack(response_id, created, status, model, background, previous, packed)
-
-
-def _holder(item_id: str, connection: sqlite3.Connection) -> str | None:
-    row = connection.execute("SELECT response FROM items WHERE item = ?", (item_id,)).fetchone()
-    return None if row is None else str(row[0])
-
-
-class _Table:
-    """Statements that change the table, and its size. On the file's thread; the loop only reads the sizes.
-
-    is_measured: whether the sizes are those of the file. What is rolled back has changed them in vain, so
-    they are not until whoever ran a statement says that it was committed.
-    """
-
-    def __init__(self) -> None:
-        self.entries = 0
-        self.bytes = 0
-        self.is_measured = False
-
-    def measure(self, connection: sqlite3.Connection) -> None:
-        """Know the sizes, and doubt them from now on."""
-        if not self.is_measured:
-            self.entries, self.bytes = connection.execute(
-                "SELECT count(*), coalesce(sum(bytes), 0) FROM responses"
-            ).fetchone()
-        self.is_measured = False
-
-    def unended(self, connection: sqlite3.Connection) -> list[str]:
-        """Ids of responses that were to go on."""
-        states = ", ".join(f"'{state}'" for state in sorted(UNFINISHED, reverse=True))
-        rows = connection.execute(f"SELECT id FROM responses WHERE status IN ({states})").fetchall()
-        return [str(row[0]) for row in rows]
-
-    def insert(self, rows: list[tuple[Record, Packed]], connection: sqlite3.Connection) -> None:
-        """New rows; what stood under their ids makes way."""
-        self.measure(connection)
-        for record, packed in rows:
-            self._remove(record.id, connection)
-            connection.execute(
-                "INSERT INTO responses (id, created, bytes, status, model, background, previous, input,"
-                " response, events) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    record.id,
-                    record.created,
-                    packed.bytes,
-                    record.status,
-                    record.model,
-                    int(record.background),
-                    record.previous,
-                    packed.input,
-                    packed.response,
-                    packed.events,
-                ),
-            )
-            connection.executemany(
-                "INSERT OR REPLACE INTO items (item, response) VALUES (?, ?)",
-                [(item, record.id) for item in record.items],
-            )
-            self.entries += 1
-            self.bytes += packed.bytes
-
-    def delete(self, response_id: str, connection: sqlite3.Connection) -> bool:
-        """Whether it was there."""
-        self.measure(connection)
-        was = self._remove(response_id, connection)
-        if was:
-            give_back(connection)
-        return was
-
-    def trim(self, oldest: float, max_bytes: int, connection: sqlite3.Connection) -> bool:
-        """Let some go that are too old or too many; whether there may be more."""
-        self.measure(connection)
-        rows = connection.execute(
-            "SELECT id, created, bytes FROM responses ORDER BY created, id LIMIT ?", (EVICTED_AT_ONCE,)
-        ).fetchall()
-        gone = 0
-        for response_id, created, _ in rows:
-            if created > oldest and self.bytes <= max_bytes:
-                break
-            self._remove(response_id, connection)
-            gone += 1
-        if gone:
-            give_back(connection)
-        return gone == EVICTED_AT_ONCE
-
-    def _remove(self, response_id: str, connection: sqlite3.Connection) -> bool:
-        row = connection.execute("SELECT bytes FROM responses WHERE id = ?", (response_id,)).fetchone()
-        if row is None:
-            return False
-        connection.execute("DELETE FROM items WHERE response = ?", (response_id,))
-        connection.execute("DELETE FROM responses WHERE id = ?", (response_id,))
-        self.entries -= 1
-        self.bytes -= row[0]
-        return True

@@ -32,7 +32,8 @@ from mlxpool.parent.edge.preamble import ResponsesPreamble
 from mlxpool.parent.edge.responses_sinks import RecordedPreamble, Tee
 from mlxpool.parent.history.recorder import Recorder
 from mlxpool.parent.history.records import of_response
-from mlxpool.parent.history.store import MIGRATIONS, HistoryStore
+from mlxpool.parent.history.store import HistoryStore
+from mlxpool.parent.history.table import MIGRATIONS
 from mlxpool.parent.pool.effects import Grant
 from mlxpool.parent.pool.upstream import Upstream
 from mlxpool.shared.api.response_events import event

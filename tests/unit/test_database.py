@@ -44,7 +44,7 @@ async def test_what_was_written_is_there_after_a_restart_and_is_its_owners_alone
     again = await opened(path)
     assert await again.run(texts) == ["a", "b"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert again.set_aside == []
+    assert beside(path, ".unusable-*") == []
     await again.close()
 
 
@@ -116,7 +116,7 @@ async def test_an_unusable_file_is_moved_aside_whole_and_a_new_one_begun(tmp_pat
     before = path.read_bytes() if path.is_file() else None
     database = await opened(path, "new")
     assert await database.run(texts) == ["new"]
-    (aside,) = database.set_aside
+    (aside,) = beside(path, ".unusable-*")
     assert aside.name.startswith("state.sqlite.unusable-")
     assert before is None or aside.read_bytes() == before
     await database.close()
@@ -146,7 +146,7 @@ async def test_damaged_pages_are_told_from_a_file_that_is_busy(tmp_path: Path) -
     await database.begin_anew()
     await database.run(add("new"))
     assert await database.run(texts) == ["new"]
-    assert len(database.set_aside) == 1
+    assert len(beside(path, ".unusable-*")) == 1
     await database.close()
 
 
