@@ -3,6 +3,7 @@
 The ticket was taken by whoever makes an exchange, and is held until `run` returns or is cancelled (which
 closes the connection to the worker, which cancels the row). Nothing of a stream is parsed: only whole events
 are passed on, so that a worker's death never leaves half of one, and the protocol's own error event follows.
+So it does where the worker's stream is over before the protocol's end of it was said.
 A streaming client never waits in silence: until the worker answers the parent speaks for it, and where it has
 opened the stream the worker's own opening is left out. A pool that gives a request up (`Grant.revoked`)
 interrupts it wherever it waits.
@@ -11,6 +12,7 @@ interrupts it wherever it waits.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -34,6 +36,8 @@ from .sink import Sink
 from .trace import RequestTimes
 from .vigil import Vigil
 from .whole_events import WholeEvents
+
+logger = logging.getLogger("mlxpool.edge")
 
 # A worker that dies closes its sockets a moment before its exit is known: wait for the better reason.
 DEATH_NEWS_S = 2.0
@@ -122,7 +126,7 @@ class Exchange:
             HEADER_ASKED_MODEL: quote(asked),
             **headers,
         }
-        self._last = b""
+        self._ended = False  # the protocol's end was said: not even an error may follow
         self.on_first_token: Callable[[], None] | None = None
         self.on_unreachable: Callable[[str], None] | None = None
         self.times = RequestTimes()
@@ -152,10 +156,10 @@ class Exchange:
         """Say in the worker's place that the answer will come."""
         assert self._preamble is not None
         if self._sink.started:
-            await self._send(self._preamble.keep_alive())
+            await self._sink.send(self._preamble.keep_alive())
             return
         await self._sink.start({"content-type": "text/event-stream; charset=utf-8"})
-        await self._send(self._preamble.opening())
+        await self._sink.send(self._preamble.opening())
 
     async def _forward(self, vigil: Vigil | None) -> None:
         worker = await self._grant.granted
@@ -179,7 +183,7 @@ class Exchange:
             self.times.first_byte = time.monotonic()
             if self._sink.started:
                 # The stream was opened before the worker refused the request: the refusal is its last event.
-                raise refusal(answer.status, body)
+                raise refusal(answer.status, body, answer.headers)
             await self._sink.whole(answer.status, body, passed)
             self.times.outcome = "ok" if answer.status < 400 else "error"
 
@@ -190,10 +194,9 @@ class Exchange:
             events = WholeEvents()
         else:
             # What the worker opens with was said already; in its place is said that the worker is there.
-            await self._send(preamble.keep_alive())
+            await self._sink.send(preamble.keep_alive())
             events = WholeEvents(preamble.replaced)
             change = preamble.passed
-        ended = False
         pieces = 0
         try:
             while chunk := await answer.piece():
@@ -206,16 +209,18 @@ class Exchange:
                     continue
                 if change is not None:
                     data = change(data)
-                ended = preamble.is_end(data)
-                await self._send(data)
+                self._ended = preamble.is_end(data)
+                await self._sink.send(data)
         except UpstreamError:
-            if not ended:
+            if not self._ended:
                 raise
+        if not self._ended:
+            name = self._grant.ticket.model
+            logger.error("request %s: the stream of model %r has no end", self._request_id, name)
+            raise error(
+                "internal_error", f"the worker of model {name!r} stopped before the answer was complete"
+            )
         await self._sink.end()
-
-    async def _send(self, data: bytes) -> None:
-        self._last = data
-        await self._sink.send(data)
 
     async def _cause_of_death(self, err: Exception) -> ApiError:
         """Why the worker's connection broke: the pool's reason if it comes soon, else what is known."""
@@ -243,9 +248,12 @@ class Exchange:
             await self._sink.whole(err.status, body, {"content-type": "application/json", **err.headers()})
             return
         assert self._preamble is not None
+        # Made outside the client's time: it may be the reading of all that was said.
+        last_words = b"" if self._ended else await self._preamble.failure(err)
         try:
             async with asyncio.timeout(LAST_WORDS_TIMEOUT_S):
-                await self._sink.send(self._preamble.failure(err, self._last))
+                if last_words:
+                    await self._sink.send(last_words)
                 await self._sink.end()
         except (TimeoutError, ConnectionError):
             self._sink.abandon()
@@ -261,10 +269,20 @@ class _Envelope(msgspec.Struct):
     error: _Blame
 
 
-def refusal(status: int, body: bytes) -> ApiError:
-    """The error that a worker's answer tells of, in whatever envelope; nonsense of its is our failure."""
+def refusal(status: int, body: bytes, headers: Mapping[str, str] = {}) -> ApiError:
+    """The error that a worker's answer tells of, in whatever envelope; nonsense of its is our failure.
+
+    headers: the answer's, whatever their case; `Retry-After` of them is the error's too.
+    """
     try:
         blame = msgspec.json.decode(body, type=_Envelope).error
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return error("internal_error", f"the worker answered a stream's request with status {status}")
-    return ApiError(status, blame.code or "internal_error", blame.message, param=blame.param)
+    waits = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
+    return ApiError(
+        status,
+        blame.code or "internal_error",
+        blame.message,
+        param=blame.param,
+        retry_after_s=float(waits) if waits.isdecimal() else None,
+    )

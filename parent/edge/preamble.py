@@ -32,7 +32,6 @@ _RESPONSE_ENDS = (
     b"event: response.completed\n",
     b"event: response.incomplete\n",
     b"event: response.failed\n",
-    b"event: error\n",
 )
 
 
@@ -59,8 +58,9 @@ class Preamble(Protocol):
     def is_end(self, data: bytes) -> bool:
         """Whether these whole events end the stream: after them nothing may follow, not even an error."""
 
-    def failure(self, err: ApiError, last: bytes) -> bytes:
-        """The events that end a stream with this error. last: what was sent last, b"" for nothing yet."""
+    async def failure(self, err: ApiError) -> bytes:
+        """The events that end a stream with this error. May take a while where what was said has its part in
+        them; b"" where it turns out that the stream had ended."""
 
 
 class ChatPreamble:
@@ -85,7 +85,7 @@ class ChatPreamble:
     def is_end(self, data: bytes) -> bool:
         return data.endswith(_DONE)
 
-    def failure(self, err: ApiError, last: bytes) -> bytes:  # noqa: ARG002  # no event counts the others
+    async def failure(self, err: ApiError) -> bytes:
         return errors.stream_event(err, "openai")
 
     def _chunk(self, delta: dict[str, str]) -> bytes:
@@ -128,7 +128,7 @@ class CompletionPreamble:
     def is_end(self, data: bytes) -> bool:
         return data.endswith(_DONE)
 
-    def failure(self, err: ApiError, last: bytes) -> bytes:  # noqa: ARG002  # no event counts the others
+    async def failure(self, err: ApiError) -> bytes:
         return errors.stream_event(err, "openai")
 
 
@@ -155,13 +155,13 @@ class MessagesPreamble:
     def is_end(self, data: bytes) -> bool:
         return last_event(data).startswith((b"event: message_stop\n", b"event: error\n"))
 
-    def failure(self, err: ApiError, last: bytes) -> bytes:  # noqa: ARG002  # no event counts the others
+    async def failure(self, err: ApiError) -> bytes:
         return errors.stream_event(err, "anthropic", self._request_id)
 
 
 class ResponsesPreamble:
     """Responses: `response.created`, then `response.in_progress` as often as needed. Events are numbered: the
-    worker's go on from the parent's.
+    worker's go on from the parent's. Its bad end has what was said in it: that is for whoever recorded it.
 
     fields: of the body, echoed by the object. previous: the response that this one goes on from.
     """
@@ -191,15 +191,6 @@ class ResponsesPreamble:
 
     def is_end(self, data: bytes) -> bool:
         return last_event(data).startswith(_RESPONSE_ENDS)
-
-    def failure(self, err: ApiError, last: bytes) -> bytes:
-        numbers = _NUMBER.findall(last)
-        sequence = int(numbers[-1][1]) + 1 if numbers else self._said
-        return response_events.event("response.failed", sequence, response=self.failed(err))
-
-    def failed(self, err: ApiError) -> dict[str, Any]:
-        """The response as it ends with this error; without what a worker may have said of it."""
-        return {**self._response("failed"), "error": response_object.failure(err)}
 
     def _event(self, kind: str) -> bytes:
         data = response_events.event(kind, self._said, response=self._response("in_progress"))

@@ -15,21 +15,25 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mlxpool.parent.history import streams
+from mlxpool.parent.faults import Damaged, Unavailable
+from mlxpool.parent.history import records, streams
 from mlxpool.parent.history.recorder import Recorder
 from mlxpool.parent.history.records import Record
-from mlxpool.shared.api import response_events, response_object
-from mlxpool.shared.errors import ApiError, error, stream_event
+from mlxpool.shared.api import response_events
+from mlxpool.shared.errors import ApiError, error
 
 from .exchange import refusal
-from .responses_answers import Answers, Prepared
-from .responses_sinks import RecordedPreamble
+from .responses_answers import Answers, Prepared, preamble_of
+from .responses_lookup import maybe_apart
+from .responses_sinks import EVENT_STREAM
 from .sink import Sink
 
 logger = logging.getLogger("mlxpool.history")
 
 # Each holds a place in a model's queue and its stream in memory.
 RUNS_LIMIT = 64
+# All of them together: bodies, inputs and what was said. A lone one is let in whatever its size.
+RUNS_BYTES = 256 * 2**20
 # Another run ends sooner or later; a client need not ask every second.
 RETRY_AFTER_S = 10.0
 
@@ -38,12 +42,7 @@ _INTERRUPTED = "the server was restarted while this response was under way; send
 
 def interrupted(record: Record) -> Record:
     """What becomes of a run that a predecessor of this process left."""
-    response = msgspec.json.decode(record.response)
-    err = error("shutting_down", _INTERRUPTED)
-    response |= {"status": "failed", "error": response_object.failure(err)}
-    return msgspec.structs.replace(
-        record, status="failed", response=msgspec.json.encode(response), items=(), events=None
-    )
+    return records.failed(record, error("shutting_down", _INTERRUPTED))
 
 
 class Run:
@@ -56,18 +55,22 @@ class Run:
         self._request_id = request_id
         self._final: Record | None = None
         self._is_ending = False  # what it ends as is decided: nothing may interrupt that
+        self._is_over = False  # nothing more is said
         self._ends_as: tuple[str, ApiError | None] = ("cancelled", None)
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.recorder = Recorder(self._keep)
-        resolved = prepared.resolved
-        self._preamble = RecordedPreamble(
-            asked, resolved.fields, prepared.previous, self.recorder, resolved.shift
-        )
+        self._preamble = preamble_of(prepared, asked, self.recorder)
         self.id = self._preamble.response_id
         self.queued = prepared.record(msgspec.json.encode(self._preamble.begun("queued")), None)
         self.refused: ApiError | None = None
         self.started = False
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds in memory."""
+        resolved = self._prepared.resolved
+        return len(resolved.body) + len(resolved.input or b"") + self.recorder.held_bytes
 
     @property
     def record(self) -> Record:
@@ -95,24 +98,25 @@ class Run:
     async def follow(self, sink: Sink, after: int) -> None:
         """The stream's events above the number `after`, those to come too, to this sink."""
         recorder, place, skips = self.recorder, 0, after >= 0
-        await sink.start({"content-type": "text/event-stream; charset=utf-8"})
+        await sink.start(EVENT_STREAM)
         while True:
-            news, ended = self._news, recorder.has_ended()
+            news, is_over = self._news, self._is_over
             if place < recorder.dropped:
-                gone = error(
-                    "invalid_request", "the beginning of this stream is no longer held; poll instead"
+                said = "what comes next of this stream is no longer held; poll for the response instead"
+                await sink.send(
+                    response_events.event("error", after + 1, code="server_error", message=said, param=None)
                 )
-                await sink.send(stream_event(gone, "responses"))
                 break
             pieces = recorder.pieces[place - recorder.dropped :]
             place += len(pieces)
             data = b"".join(pieces)
             if skips and data:
-                data = streams.after(data, after)
+                data = await maybe_apart(len(data), streams.after, data, after)
                 skips = not data
             if data:
                 await sink.send(data)
-            elif ended:
+                after = await maybe_apart(len(data), streams.last_number, data)
+            elif is_over:
                 break
             elif not pieces:
                 await news.wait()
@@ -149,16 +153,7 @@ class Run:
     async def _run(self) -> None:
         ends_as: tuple[str, ApiError | None]
         try:
-            resolved, prepared = self._prepared.resolved, self._prepared
-            await self._answers.relay.carry(
-                resolved.body,
-                prepared.head,
-                "/v1/responses",
-                self._request_id,
-                self,
-                lambda _: self._preamble,
-                prepared.headers,
-            )
+            await self._answers.carry(self._prepared, self._request_id, self, lambda _: self._preamble)
             ends_as = ("failed", error("internal_error", "the worker's stream had no end"))
         except asyncio.CancelledError:
             ends_as = self._ends_as
@@ -169,9 +164,17 @@ class Run:
             logger.exception("the background response %s", self.id)
             ends_as = ("failed", error("internal_error", "the server failed; its log says how"))
         self._is_ending = True
-        await self.recorder.end(*ends_as)
-        self._answers.write(self._prepared, self._final)
-        self._tell()
+        try:
+            await self.recorder.end(*ends_as)
+        except Exception:
+            logger.exception("the end of the background response %s", self.id)
+        finally:
+            if self._final is None:
+                err = ends_as[1] or error("internal_error", "the end of this response could not be made")
+                self._keep(records.failed(self.queued, err).response, None)
+            self._answers.write(self._prepared, self._final)
+            self._is_over = True
+            self._tell()
 
     def _keep(self, response: bytes, events: tuple[bytes, ...] | None) -> None:
         self._final = self._answers.keep(self._prepared, response, events)
@@ -188,7 +191,7 @@ class Background:
         self._answers = answers
         self._runs: dict[str, Run] = {}
         self._closing = False
-        answers.find_running = self.record
+        answers.lookup.find_running = self.record
 
     def get(self, response_id: str) -> Run | None:
         """A run that has not ended."""
@@ -210,9 +213,17 @@ class Background:
                 retry_after_s=RETRY_AFTER_S,
             )
         run = Run(self._answers, prepared, asked, request_id)
+        if self._runs and run.held_bytes + sum(one.held_bytes for one in self._runs.values()) > RUNS_BYTES:
+            raise error(
+                "queue_full",
+                f"responses that run in the background hold {RUNS_BYTES // 2**20} MiB together, and this one"
+                " is too much beside them; wait for one, or cancel one",
+                retry_after_s=RETRY_AFTER_S,
+            )
         self._runs[run.id] = run
         try:
-            await self._answers.store.put(run.queued)
+            if not await self._answers.store.put(run.queued):
+                raise self._not_stored()
         except BaseException:
             del self._runs[run.id]
             raise
@@ -222,7 +233,11 @@ class Background:
         await asyncio.sleep(0)
         if run.refused is not None:
             await asyncio.wait([task])
-            await self._answers.store.delete(run.id)
+            try:
+                await self._answers.store.delete(run.id)
+            except (Unavailable, Damaged) as err:
+                # Whoever lists the file finds one that failed; its client was told here.
+                logger.warning("the refused background response %s stays stored: %s", run.id, err)
             raise run.refused
         return run
 
@@ -233,3 +248,13 @@ class Background:
             "shutting_down", "the server was stopped while this response was under way; send it again"
         )
         await asyncio.gather(*(run.stop("failed", err) for run in list(self._runs.values())))
+
+    def _not_stored(self) -> ApiError:
+        reason = self._answers.store.figures.reason
+        return ApiError(
+            503,
+            "internal_error",
+            f"this response can't be stored now ({reason}), and one that runs in the background must be; try"
+            " again, or send it without background",
+            retry_after_s=RETRY_AFTER_S,
+        )

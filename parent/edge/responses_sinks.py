@@ -16,6 +16,8 @@ from mlxpool.shared.errors import ApiError
 from .preamble import ResponsesPreamble
 from .sink import Sink
 
+EVENT_STREAM = {"content-type": "text/event-stream; charset=utf-8"}
+
 
 class RecordedPreamble(ResponsesPreamble):
     """Lets the recorder end a stream that fails: it alone knows what was said. shift: see `Resolved`."""
@@ -37,9 +39,8 @@ class RecordedPreamble(ResponsesPreamble):
         """The response's object before anything was said."""
         return self._response(status)
 
-    def failure(self, err: ApiError, last: bytes) -> bytes:
-        self._recorder.failing = shifted_error(err, self._shift)
-        return super().failure(err, last)
+    async def failure(self, err: ApiError) -> bytes:
+        return await self._recorder.end("failed", shifted_error(err, self._shift))
 
 
 class Tee:

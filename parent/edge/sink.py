@@ -7,7 +7,7 @@ answer, and what takes it may be a socket, a recorder in front of one, or a buff
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Protocol
 
 from aiohttp import web
@@ -30,7 +30,7 @@ class Sink(Protocol):
         """Whole server-sent events. Raises ConnectionError when the client is gone."""
 
     async def end(self) -> None:
-        """The stream is complete."""
+        """The stream is complete. Raises like `send`."""
 
     async def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         """An answer that is no stream. headers: with its content-type."""
@@ -65,20 +65,23 @@ class WebSink:
 
     async def send(self, data: bytes) -> None:
         assert self._stream is not None
+        await self._in_time(self._stream.write(data))
+
+    async def end(self) -> None:
+        assert self._stream is not None
+        await self._in_time(self._stream.write_eof())
+
+    async def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        self._whole = web.Response(status=status, body=body, headers=headers)
+
+    async def _in_time(self, written: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
-                await self._stream.write(data)
+                await written
         except TimeoutError:
             if self._request.transport is not None:
                 self._request.transport.abort()
             raise ConnectionResetError("the client reads nothing") from None
-
-    async def end(self) -> None:
-        assert self._stream is not None
-        await self._stream.write_eof()
-
-    async def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-        self._whole = web.Response(status=status, body=body, headers=headers)
 
     def abandon(self) -> None:
         if self._request.transport is not None:

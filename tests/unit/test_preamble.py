@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from mlxpool.parent.edge.preamble import (
     ResponsesPreamble,
     last_event,
 )
+from mlxpool.parent.edge.responses_sinks import RecordedPreamble
 from mlxpool.parent.edge.whole_events import WholeEvents
+from mlxpool.parent.history.recorder import Recorder
 from mlxpool.shared.api import response_events
 from mlxpool.shared.errors import error
 from tests.tools import sse
@@ -26,7 +29,13 @@ TRAP = {"text": 'data: {"type":"x","sequence_number":7', "nested": {"type": "x",
 
 
 def every_preamble() -> list[Preamble]:
-    return [ChatPreamble("m"), CompletionPreamble("m"), MessagesPreamble("req_1"), ResponsesPreamble("m", {})]
+    return [ChatPreamble("m"), CompletionPreamble("m"), MessagesPreamble("req_1"), recorded()[0]]
+
+
+def recorded(fields: Mapping[str, Any] = {}, previous: str | None = None) -> tuple[Preamble, Recorder]:
+    """A preamble of Responses and who records what is said."""
+    recorder = Recorder(lambda *_: None)
+    return RecordedPreamble("m", fields, previous, recorder, 0), recorder
 
 
 def worker_stream(total: int) -> bytes:
@@ -60,10 +69,14 @@ def test_numbers_of_a_response_stay_strict_however_long_the_parent_spoke(
     assert json.loads(whole[-2].data)["extra"] == TRAP
 
 
-def test_a_response_that_fails_is_told_as_one_with_the_next_number() -> None:
-    preamble = ResponsesPreamble("m", {"store": False, "metadata": {"a": "b"}}, "resp_before")
-    failed = json.loads(sse.read(preamble.failure(CRASH, worker_stream(9)), whole=False)[0].data)
-    assert (failed["type"], failed["sequence_number"]) == ("response.failed", 9)
+async def test_a_response_that_fails_is_told_as_one_with_the_next_number() -> None:
+    preamble, recorder = recorded({"store": False, "metadata": {"a": "b"}}, "resp_before")
+    said = preamble.opening() + preamble.keep_alive()
+    await recorder.passing(said)
+    last = await preamble.failure(CRASH)
+    assert numbers(said + last) == [0, 1, 2]
+    failed = json.loads(sse.read(last, whole=False)[0].data)
+    assert failed["type"] == "response.failed"
     response = failed["response"]
     assert (response["id"], response["status"]) == (preamble.response_id, "failed")
     assert response["error"]["message"] == "it died"
@@ -74,12 +87,6 @@ def test_a_response_that_fails_is_told_as_one_with_the_next_number() -> None:
     )
 
 
-def test_a_response_that_fails_before_its_worker_spoke_goes_on_counting() -> None:
-    preamble = ResponsesPreamble("m", {})
-    said = preamble.opening() + preamble.keep_alive()
-    assert numbers(said + preamble.failure(CRASH, b"")) == [0, 1, 2]
-
-
 ENDS: list[tuple[int, bytes]] = [
     (0, b"data: [DONE]\n\n"),
     (1, b"data: [DONE]\n\n"),
@@ -88,7 +95,6 @@ ENDS: list[tuple[int, bytes]] = [
     (3, b"event: response.completed\ndata: {}\n\n"),
     (3, b"event: response.incomplete\ndata: {}\n\n"),
     (3, b"event: response.failed\ndata: {}\n\n"),
-    (3, b"event: error\ndata: {}\n\n"),
 ]
 
 
@@ -102,14 +108,14 @@ def test_a_stream_is_over_at_its_protocols_own_end(place: int, end: bytes) -> No
     assert not preamble.is_end(end + other)
 
 
-def test_a_failure_ends_the_stream_in_each_protocol() -> None:
+async def test_a_failure_ends_the_stream_in_each_protocol() -> None:
     for preamble in every_preamble():
-        assert preamble.is_end(preamble.failure(CRASH, b""))
+        assert preamble.is_end(await preamble.failure(CRASH))
         assert not preamble.is_end(preamble.opening() + preamble.keep_alive())
 
 
-def test_only_openais_streams_end_with_done() -> None:
-    done = [b"[DONE]" in preamble.failure(CRASH, b"") for preamble in every_preamble()]
+async def test_only_openais_streams_end_with_done() -> None:
+    done = [b"[DONE]" in await preamble.failure(CRASH) for preamble in every_preamble()]
     assert done == [True, True, False, False]
 
 
