@@ -36,14 +36,13 @@ async def to_a_deaf_client(answer: Callable[[WebSink], Awaitable[None]]) -> Base
     runner = web.AppRunner(app, shutdown_timeout=0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    with socket.socket() as client:
-        client.connect(runner.addresses[0][:2])
-        client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        try:
-            async with asyncio.timeout(10):
-                return await outcome
-        finally:
-            await runner.cleanup()
+    try:
+        with socket.create_connection(runner.addresses[0][:2]) as client:
+            client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with asyncio.timeout(5):
+                return await asyncio.shield(outcome)
+    finally:
+        await runner.cleanup()
 
 
 @pytest.mark.parametrize("does", ["sends", "ends"])
