@@ -253,6 +253,7 @@ class Server:
             int(created) if created.isdecimal() else int(time.time()),
             unquote(headers.get(control.HEADER_ASKED_MODEL, "")) or model or self._launch.model,
             headers.get(control.HEADER_PREVIOUS_ID) or None,
+            _REQUEST_ID.get(),
         )
 
 
@@ -293,12 +294,17 @@ async def _streamed(
     await response.prepare(request)
     if opening := answer.opening():
         await response.write(opening)
+    silent_since_s = time.monotonic()
     while not answer.ended:
-        said = await mailbox.take(KEEP_ALIVE_S)
+        said = await mailbox.take(max(0.0, silent_since_s + KEEP_ALIVE_S - time.monotonic()))
         log.note(said)
-        data = await _put_together(answer.write, said) if said else answer.keep_alive()
+        data = await _put_together(answer.write, said) if said else b""
+        # Not everything that a row says is shown to its client, who hears something all the same.
+        if not (data or answer.ended) and time.monotonic() - silent_since_s >= KEEP_ALIVE_S:
+            data = answer.keep_alive()
         if data:
             await response.write(data)
+            silent_since_s = time.monotonic()
     await response.write_eof()
     return response
 
@@ -307,8 +313,10 @@ def _warning(warnings: Sequence[str]) -> dict[str, str]:
     """A `Warning` header (RFC 7234, code 299: what persists) for these, in a header's characters."""
     if not warnings:
         return {}
-    text = "; ".join(warnings).encode("ascii", "replace").decode()
-    printable = "".join(letter if letter.isprintable() else " " for letter in text)[:WARNING_CHARS]
+    # Only what there is room for: there may be any number of them, as long as a body.
+    most = [text[:WARNING_CHARS] for text in warnings[:WARNING_CHARS]]
+    text = "; ".join(most)[:WARNING_CHARS].encode("ascii", "replace").decode()
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
     quoted = printable.replace("\\", "\\\\").replace('"', '\\"')
     return {"Warning": f'299 - "{quoted}"'}
 

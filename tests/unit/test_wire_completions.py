@@ -38,8 +38,12 @@ def events_of(data: bytes) -> list[Any]:
     return [body if body == DONE else json.loads(body) for body in bodies]
 
 
-def token(data: bytes, logprob: float = -1.0, *top: tuple[bytes, float]) -> Logprobs:
-    return Logprobs(_named(data, logprob), tuple(_named(*other) for other in top))
+def token(
+    data: bytes, logprob: float = -1.0, *top: tuple[bytes, float], chars: int | None = None
+) -> Logprobs:
+    """chars: those that it adds to the text, where they are not its own."""
+    added = len(data.decode("utf-8", "ignore")) if chars is None else chars
+    return Logprobs(_named(data, logprob), tuple(_named(*other) for other in top), added)
 
 
 def _named(data: bytes, logprob: float) -> TokenLogprob:
@@ -124,8 +128,8 @@ def test_a_failure_ends_a_stream_and_is_a_whole_answers_error() -> None:
 def test_logprobs_have_this_protocols_own_shape() -> None:
     said = row(
         token(b" He", -0.5, (b" He", -0.5), (b" She", -1.5)), Text(" He"),
-        token(b"\xf0\x9f", -0.25, (b"\xf0\x9f", -0.25)), token(b"\x98\x80", -0.1), token(b"!", -2.0),
-        Text("😀!"),
+        token(b"\xf0\x9f", -0.25, (b"\xf0\x9f", -0.25)), token(b"\x98\x80", -0.1, chars=1),
+        token(b"!", -2.0), Text("😀!"),
     )  # fmt: skip
     body = json.loads(answer().whole(said))
     assert body["choices"][0]["logprobs"] == {
@@ -150,6 +154,13 @@ def test_logprobs_of_a_stream_count_on_over_its_chunks() -> None:
     assert second[0]["choices"][0]["logprobs"]["text_offset"] == [2, 3]
     last = events_of(stream.write([(0, token(b"e")), (0, Usage(1, 4)), (0, Finish("stop"))]))
     assert last[0]["choices"][0]["logprobs"]["text_offset"] == [4]
+
+
+def test_a_special_token_takes_no_place_in_the_text() -> None:
+    said = row(token(b"<|im_start|>", chars=0), token(b"ab"), token(b"c"), Text("abc"))
+    logprobs = json.loads(answer().whole(said))["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["<|im_start|>", "ab", "c"]
+    assert logprobs["text_offset"] == [0, 0, 2]
 
 
 def test_reading_a_token_twice_keeps_the_likelier() -> None:

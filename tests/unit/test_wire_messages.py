@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ SPENT = {**USAGE, "output_tokens": 5, "completion_tokens": 5, "total_tokens": 15
 
 
 def answer(thinking: bool = True) -> MessageAnswer:
-    return MessageAnswer(Identity("msg_1", 1700000000, "m"), Shown(thinking))
+    return MessageAnswer(Identity("msg_1", 1700000000, "m", request_id="req-1"), Shown(thinking))
 
 
 def row(*said: Event, reason: FinishReason = "stop", stop: str | None = None) -> list[Said]:
@@ -171,6 +172,16 @@ def test_until_the_prompt_is_done_there_are_pings_alone_and_then_its_true_counts
     assert events_of(stream.keep_alive()) == [{"type": "ping"}]
 
 
+def test_the_beginning_says_already_how_the_request_runs() -> None:
+    (begun,) = events_of(answer().write([(0, Prefilled(10, 4, "turns"))]))
+    assert begun["message"]["usage"] == {**USAGE, "lane": "turns"}
+
+
+def test_an_end_that_nothing_came_before_has_its_own_counts() -> None:
+    *_, end, _ = events_of(answer().write([(0, Usage(10, 5, 4)), (0, Finish("stop"))]))
+    assert end["usage"] == SPENT
+
+
 @pytest.mark.parametrize("blanks", ["\n", " \n\t", "\n\n"])
 def test_blanks_alone_are_no_block(blanks: str) -> None:
     said = row(Reasoning("Hm."), Text(blanks), *call(0, ["{}"]), Text(blanks), reason="tool_calls")
@@ -186,6 +197,22 @@ def test_blanks_before_text_are_a_part_of_it() -> None:
     deltas = [event["delta"] for event in events_of(data) if event["type"] == "content_block_delta"]
     assert [change["text"] for change in deltas] == ["\n a", " "]
     assert body(row(Text("\n"), Text(" a"), Text(" ")))["content"] == [{"type": "text", "text": "\n a "}]
+
+
+def test_blanks_that_something_else_followed_are_not_a_part_of_later_text() -> None:
+    said = row(Text("\n"), *call(0, ["{}"]), Text("a"), reason="tool_calls")
+    assert body(said)["content"][1] == {"type": "text", "text": "a"}
+    assert delta(1, type="text_delta", text="a") in events_of(answer().write(said))
+
+
+def test_any_number_of_blanks_takes_no_time_to_speak_of() -> None:
+    stream = answer()
+    began_s = time.thread_time()
+    for _ in range(100_000):
+        stream.write([(0, Text("\n"))])
+    (_, told) = events_of(stream.write([(0, Text("a"))]))
+    assert len(told["delta"]["text"]) == 100_001
+    assert time.thread_time() - began_s < 3
 
 
 def test_thinking_that_the_client_wants_omitted_is_a_block_without_text() -> None:
@@ -209,6 +236,7 @@ def test_a_failure_is_the_last_event_and_a_whole_answers_error() -> None:
     assert last == {
         "type": "error",
         "error": {"type": "api_error", "message": "broken", "code": "internal_error"},
+        "request_id": "req-1",
     }
     assert stream.ended
     with pytest.raises(ApiError, match="broken"):

@@ -14,9 +14,12 @@ from mlxpool.worker.engine.answering import events_of
 from mlxpool.worker.engine.group import Sampled
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.request.plan import Plan, Sampling
+from mlxpool.worker.text.answer import AnswerText
+from mlxpool.worker.text.detokeniser import ByteDetokeniser
 from mlxpool.worker.text.events import (
     Event,
     Finish,
+    Lane,
     Logprobs,
     Prefilled,
     Text,
@@ -25,6 +28,7 @@ from mlxpool.worker.text.events import (
     Usage,
 )
 from mlxpool.worker.text.format import AnswerFormat, DeclaredTool
+from mlxpool.worker.text.marks import Marks, TokenText
 from tests.tools.answers import machine
 
 EOS = 1000
@@ -101,6 +105,40 @@ def test_a_stop_inside_of_a_call_that_can_not_be_read_is_not_spelled() -> None:
     events = answered(pieces, how, 20)
     assert said(events) == 'so <tool_call>{"name": "f" '
     assert spelled(events) == said(events)
+
+
+_TOKENS = {0: b"Hi", 1: b"", 2: b"\xf0\x9f", 3: b"\x98\x80", 4: b"!"}
+
+
+@pytest.mark.parametrize("stops", [(), ("ZZ",)])
+@pytest.mark.parametrize("ids", [(0, 1, 2, 3), (0, 1, 2, 3, 4)])
+def test_log_probabilities_say_what_their_tokens_added_and_come_no_later_than_it(
+    stops: tuple[str, ...], ids: tuple[int, ...]
+) -> None:
+    how = AnswerFormat(stops=stops)
+    plan = Plan((1, 2), 99, True, _GREEDY, frozenset({EOS}), how)
+    text = AnswerText(TokenText(ByteDetokeniser(_TOKENS.__getitem__), Marks()), how)
+    row = Row(plan, text, lambda _: None, token_bytes=lambda token: _TOKENS[token] or b"<|pad|>")
+    heard = b""
+    added: list[int] = []
+    for token in ids:
+        for event in events_of(Sampled(row, token, np.zeros(1, np.float32)), "batch")[0]:
+            if isinstance(event, Logprobs):
+                heard += event.chosen.data
+                added.append(event.chars)
+            elif isinstance(event, Text):
+                assert heard.endswith(event.text.encode())
+    assert added == [2, 0, 0, 1, 1][: len(ids)]
+
+
+@pytest.mark.parametrize("lane", ["batch", "turns"])
+def test_the_first_word_of_a_row_says_how_it_runs(lane: Lane) -> None:
+    row = Row(
+        Plan((1, 2), 9, True, _GREEDY, frozenset({EOS})), machine(["a"], AnswerFormat()), lambda _: None
+    )
+    row.cached_tokens = 1
+    events, _ = events_of(Sampled(row, 0, None), lane)
+    assert events == [Prefilled(2, 1, lane), Text("a")]
 
 
 @settings(deadline=None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,21 +13,28 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from mlxpool.shared.api.anthropic import Shown
 from mlxpool.shared.control import Launch
 from mlxpool.worker import server
 from mlxpool.worker.mailbox import Mailbox
 from mlxpool.worker.request_log import RequestLog
-from mlxpool.worker.text.events import Finish, Text, Usage
+from mlxpool.worker.text.events import Finish, Prefilled, Reasoning, Text, Usage
 from mlxpool.worker.wire.chat import ChatAnswer
 from mlxpool.worker.wire.endpoints import ENDPOINTS
-from mlxpool.worker.wire.writer import Identity
+from mlxpool.worker.wire.messages import PING, MessageAnswer
+from mlxpool.worker.wire.writer import Identity, Writer
 
 
-async def chunks_of(tmp_path: Path, mailbox: Mailbox, said: asyncio.Event) -> list[bytes]:
+async def chunks_of(
+    tmp_path: Path,
+    mailbox: Mailbox,
+    said: asyncio.Event,
+    make: Callable[[Identity], Writer] = ChatAnswer,
+) -> list[bytes]:
     """What one streamed answer puts on a real UNIX socket; `said` is set at its first chunk."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        answer = ChatAnswer(Identity("chatcmpl-1", 1, "m"))
+        answer = make(Identity("chatcmpl-1", 1, "m"))
         return await server._streamed(request, answer, mailbox, RequestLog("r", "m", None), {})
 
     app = web.Application()
@@ -71,6 +80,29 @@ async def test_silence_is_filled_with_keep_alives_after_the_role_chunk(
     assert {(body["id"], body["created"], body["model"]) for body in bodies} == {("chatcmpl-1", 1, "m")}
 
 
+async def test_a_row_that_says_what_its_client_does_not_see_is_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.05)
+    mailbox, said = Mailbox(), asyncio.Event()
+    put = mailbox.slot(0)
+    put([Prefilled(1, 0), Reasoning("hm")])
+
+    async def think() -> None:
+        await said.wait()
+        for _ in range(30):
+            await asyncio.sleep(0.01)
+            put([Reasoning("hm")])
+        put([Text("Hi"), Usage(1, 1), Finish("stop")])
+
+    thinking = asyncio.ensure_future(think())
+    written = await chunks_of(tmp_path, mailbox, said, lambda one: MessageAnswer(one, Shown(thinking=False)))
+    await thinking
+    pings = b"".join(written).count(PING)
+    # Once in a while, not for each that is not shown.
+    assert 3 <= pings <= 10
+
+
 async def test_everything_that_came_together_is_one_write_of_whole_events(tmp_path: Path) -> None:
     mailbox = Mailbox()
     mailbox.slot(0)([Text("a"), Text("b"), Usage(1, 2), Finish("stop")])
@@ -113,3 +145,10 @@ def test_a_warning_is_one_header_line_whatever_was_quoted_in_it() -> None:
     assert given.isascii()
     assert given.isprintable()
     assert len(given) < 1100
+
+
+def test_any_number_of_warnings_takes_no_time_to_speak_of() -> None:
+    began_s = time.thread_time()
+    header = server._warning(["b" * 10_000_000] * 100_000)["Warning"]
+    assert time.thread_time() - began_s < 0.5
+    assert len(header) < 1100

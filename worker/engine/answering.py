@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from mlxpool.worker.engine import logprobs
 from mlxpool.worker.engine.group import Sampled
 from mlxpool.worker.engine.row import Row
-from mlxpool.worker.text.events import Event, Finish, FinishReason, Prefilled, Reasoning, TextEvent, Usage
+from mlxpool.worker.text.events import (
+    Event,
+    Finish,
+    FinishReason,
+    Lane,
+    Prefilled,
+    Reasoning,
+    TextEvent,
+    Usage,
+)
 
 
 class GrammarFault(Exception):
     """A token was sampled that the row's grammar has no place for: a fault of ours."""
 
 
-def events_of(sampled: Sampled, lane: Literal["batch", "turns"]) -> tuple[list[Event], bool]:
+def events_of(sampled: Sampled, lane: Lane) -> tuple[list[Event], bool]:
     """The token's events, and whether the row ends with it. An eos wins over the length limit.
 
     The token goes to the row's ids, to its constraint and to its text. Raises GrammarFault, the constraint's
@@ -28,7 +35,7 @@ def events_of(sampled: Sampled, lane: Literal["batch", "turns"]) -> tuple[list[E
     events: list[Event] = []
     if not row.told_prefilled:
         row.told_prefilled = True
-        events.append(Prefilled(len(row.plan.ids), row.cached_tokens or 0))
+        events.append(Prefilled(len(row.plan.ids), row.cached_tokens or 0, lane))
     reason: FinishReason | None = None
     if token in row.plan.eos_ids:
         reason = "stop"
@@ -36,7 +43,8 @@ def events_of(sampled: Sampled, lane: Literal["batch", "turns"]) -> tuple[list[E
         said = row.text.push(token)
         _count(row, said)
         if sampled.reading is not None and row.token_bytes is not None:
-            events += row.text.told(logprobs.event(token, sampled.reading, row.token_bytes))
+            entry = logprobs.event(token, sampled.reading, row.token_bytes, row.text.added_chars)
+            events += row.text.told(entry)
         events += said
         if row.text.over or (row.constraint is not None and row.constraint.over):
             reason = "stop"

@@ -36,14 +36,18 @@ def reading(scores: mx.array, token: mx.array, top: int) -> mx.array:
     return mx.concatenate([chosen, best, ids.astype(mx.uint32).view(mx.float32)], axis=-1).reshape(-1)
 
 
-def event(token: int, packed: npt.NDArray[np.float32], token_bytes: Callable[[int], bytes]) -> Logprobs:
-    """What `reading` computed for this token; of equally likely ones the lower id comes first."""
+def event(
+    token: int, packed: npt.NDArray[np.float32], token_bytes: Callable[[int], bytes], chars: int = 0
+) -> Logprobs:
+    """What `reading` computed for this token; of equally likely ones the lower id comes first. chars: what it
+    added to the answer."""
     top = len(packed) // 2
     ids = packed[1 + top :].view(np.uint32).tolist()
     ranked = sorted(zip(packed[1 : 1 + top].tolist(), ids, strict=True), key=lambda one: (-one[0], one[1]))
     return Logprobs(
         _named(token, float(packed[0]), token_bytes),
         tuple(_named(other, value, token_bytes) for value, other in ranked),
+        chars,
     )
 
 

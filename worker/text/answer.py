@@ -38,7 +38,7 @@ class AnswerText:
     source: gives each token's text, with the markers of `marks` as their characters (`TokenText`). parse:
     mlx-lm's parser of the tool family, for the families that need one. over: the answer ends here although
     the model would go on, because a stop string was met (`stop`) or its one call is complete. called: at
-    least one call was completed.
+    least one call was completed. added_chars: what the last token settled, without markers.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class AnswerText:
         self.over = False
         self.stop: str | None = None
         self.called = False
+        self.added_chars = 0
         self._source = source
         self._marks = marks
         self._one_call = answer_format.one_call
         self._stops = StopMatcher(answer_format.stops) if answer_format.stops else None
         self._logprobs = HeldLogprobs()
         self._heard = 0  # characters that came from the tokens, without markers
-        self._waits = False  # the last token's text is still to come, or the end of it
         self._ended = False
         self._splitter: ReasoningSplitter | None = None
         self._tools: ToolMachine | None = None
@@ -111,12 +111,11 @@ class AnswerText:
         if self.over:
             return []
         text = self._source.push(token)
+        plain = self._marks.plain(text)
+        self.added_chars = len(plain)
         if self._bare:
-            text = self._marks.plain(text)
-            return [Text(text)] if text else []
-        if self._stops is not None:
-            self._heard += len(self._marks.plain(text))
-            self._waits = not text
+            return [Text(plain)] if plain else []
+        self._heard += self.added_chars
         return self._read(text)
 
     def told(self, entry: Logprobs | None = None) -> list[Logprobs]:
@@ -125,8 +124,7 @@ class AnswerText:
         if self._stops is None:
             return [] if entry is None else [entry]
         if entry is not None:
-            waits = self._waits or entry.chosen.token.endswith("\N{REPLACEMENT CHARACTER}")
-            self._logprobs.add(self._heard + waits, entry)
+            self._logprobs.add(self._heard + self._source.in_character, entry)
         if self.stop is not None:
             return self._logprobs.before(self.stop)
         if self.over or self._ended:

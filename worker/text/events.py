@@ -16,6 +16,7 @@ import msgspec
 from mlxpool.shared.errors import ApiError
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+Lane = Literal["batch", "turns"]
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -61,18 +62,21 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 class Logprobs(msgspec.Struct, frozen=True):
     """One sampled token, and the likeliest at its place, the best first. An eos has none, and
-    neither has a stop string."""
+    neither has a stop string. chars: what it added to the answer as it was written, markup and reasoning
+    included: 0 for a special token, and for one that leaves a character incomplete."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
+    chars: int = 0
 
 
 class Prefilled(msgspec.Struct, frozen=True):
     """The prompt is done and the answer begins: how many tokens it had, how many needed no work. A row says
-    so once, before anything else."""
+    so once, before anything else. lane: as its `Usage` says."""
 
     prompt_tokens: int
     cached_tokens: int
+    lane: Lane = "batch"
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -83,7 +87,7 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    lane: Literal["batch", "turns"] = "batch"
+    lane: Lane = "batch"
     reasoning_tokens: int = 0
 
 

@@ -9,7 +9,6 @@ enforced is said in the `Warning` header alone.
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -62,15 +61,14 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Row:
-    """What a choice has said so far. offset: characters of its text that the tokens heard of make up."""
+    """What a choice has said so far."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.heard: list[Logprobs] = []
         self.usage = Usage(0, 0)
         self.reason: FinishReason | None = None
-        self._offset = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = 0  # characters of its text that the tokens heard of make up
 
     def logprobs(self) -> LogprobsBody | None:
         """Those heard since it was asked last."""
@@ -80,7 +78,7 @@ class _Row:
         offsets = []
         for entry in heard:
             offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(entry.chosen.data))
+            self._offset += entry.chars
         return LogprobsBody(
             [_named(entry.chosen) for entry in heard],
             [entry.chosen.logprob for entry in heard],

@@ -1,5 +1,5 @@
-"""Pieces of one text that came together as one piece. Every protocol's stream goes through it: what is sent
-once is encoded once."""
+"""Pieces of one text that came together as one piece: what is sent once is encoded once. Responses alone does
+without it, whose items gather their text themselves."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Begun(msgspec.Struct, frozen=True):
     call: ToolCallStart | None = None
 
 
-class Said(msgspec.Struct, frozen=True):
+class More(msgspec.Struct, frozen=True):
     """More of the block that is open: text, or JSON text of a call's input."""
 
     index: int
@@ -49,7 +49,7 @@ class Ended(msgspec.Struct, frozen=True):
     whole: bool = True
 
 
-Step = Begun | Said | Ended
+Step = Begun | More | Ended
 
 
 class Blocks:
@@ -58,7 +58,7 @@ class Blocks:
     def __init__(self) -> None:
         self._index = -1
         self._open: Kind | None = None
-        self._blanks = ""  # text that makes no block yet
+        self._blanks: list[str] = []  # text that makes no block yet
 
     def add(self, event: TextEvent) -> Iterator[Step]:
         """What this piece does to the blocks, in order."""
@@ -70,29 +70,29 @@ class Blocks:
             case ToolCallStart():
                 yield from self._begin("tool_use", event)
             case ToolCallArguments(_, text):
-                yield Said(self._index, "tool_use", text)
+                yield More(self._index, "tool_use", text)
             case ToolCallEnd():
                 yield from self.end(whole=True)
 
     def end(self, whole: bool = False) -> Iterator[Step]:
         """The open block, if there is one, ends. whole: a call's input is complete."""
-        self._blanks = ""
+        self._blanks.clear()
         if self._open is not None:
             yield Ended(self._index, self._open, whole or self._open != "tool_use")
             self._open = None
 
     def _say_text(self, text: str) -> Iterator[Step]:
         if self._open != "text":
-            text = self._blanks + text
+            self._blanks.append(text)
             if not text.strip():
-                self._blanks = text
                 return
+            text = "".join(self._blanks)
         yield from self._say("text", text)
 
     def _say(self, kind: Kind, text: str) -> Iterator[Step]:
         if self._open != kind:
             yield from self._begin(kind)
-        yield Said(self._index, kind, text)
+        yield More(self._index, kind, text)
 
     def _begin(self, kind: Kind, call: ToolCallStart | None = None) -> Iterator[Step]:
         yield from self.end()

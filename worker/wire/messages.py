@@ -15,12 +15,12 @@ from typing import Any, Literal
 import msgspec
 
 from mlxpool.shared import errors
+from mlxpool.shared.api import tool_use_ids
 from mlxpool.shared.api.anthropic import Shown
 from mlxpool.worker.request.prepare import Prepared
-from mlxpool.worker.text.events import Failure, Finish, Logprobs, Prefilled, Usage
+from mlxpool.worker.text.events import Failure, Finish, Lane, Logprobs, Prefilled, Usage
 from mlxpool.worker.wire.merge import merged
-from mlxpool.worker.wire.message_blocks import Begun, Blocks, Ended, Step
-from mlxpool.worker.wire.message_blocks import Said as SaidMore
+from mlxpool.worker.wire.message_blocks import Begun, Blocks, Ended, More, Step
 from mlxpool.worker.wire.usage import PromptTokensDetails
 from mlxpool.worker.wire.writer import Identity, Said
 
@@ -48,7 +48,7 @@ class MessageUsage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    lane: Literal["batch", "turns"]
+    lane: Lane
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,15 +91,16 @@ class MessageAnswer:
         out: list[bytes] = []
         for _, event in merged(said):
             match event:
-                case Prefilled():
-                    out.append(self._begin(event))
+                case Prefilled(prompt, cached, lane):
+                    self._usage = Usage(prompt, 0, cached, lane)
+                    out.append(self._begin())
                 case Usage():
                     self._usage = event
                 case Finish():
                     out += [self._begin(), *map(self._step, self._blocks.end()), self._finish(event)]
                     self.ended = True
                 case Failure(err):
-                    out.append(errors.stream_event(err, "anthropic"))
+                    out.append(errors.stream_event(err, "anthropic", self._identity.request_id))
                     self.ended = True
                     break
                 case Logprobs():
@@ -128,12 +129,11 @@ class MessageAnswer:
         reason, stop = _stop_of(end)
         return self._encoder.encode(self._message(self._content(steps), reason, stop))
 
-    def _begin(self, prefilled: Prefilled = Prefilled(0, 0)) -> bytes:  # noqa: B008 - frozen
+    def _begin(self) -> bytes:
         """`message_start`, once."""
         if self._begun:
             return b""
         self._begun = True
-        self._usage = Usage(prefilled.prompt_tokens, 0, prefilled.cached_tokens)
         return self._event("message_start", message=self._message([], None, None))
 
     def _message(self, content: list[dict[str, Any]], reason: StopReason | None, stop: str | None) -> Message:
@@ -150,7 +150,7 @@ class MessageAnswer:
         match step:
             case Begun(index):
                 return self._event("content_block_start", index=index, content_block=_empty_block(step))
-            case SaidMore(index, kind, text):
+            case More(index, kind, text):
                 if kind == "thinking" and not self._shown.thinking:
                     return b""
                 name, field = _DELTAS[kind]
@@ -171,7 +171,7 @@ class MessageAnswer:
                 case Begun():
                     blocks.append(_empty_block(step))
                     texts = []
-                case SaidMore(_, _, text):
+                case More(_, _, text):
                     texts.append(text)
                 case Ended(_, kind, whole):
                     text = "".join(texts)
@@ -217,11 +217,6 @@ def message_usage(usage: Usage) -> MessageUsage:
     )
 
 
-def tool_use_id(call_id: str) -> str:
-    """A call's id as this protocol's clients know ids; each has its own, always the same."""
-    return f"toolu_{call_id.removeprefix('call_')}"
-
-
 def _stop_of(end: Finish) -> tuple[StopReason, str | None]:
     if end.reason == "stop" and end.stop_sequence is not None:
         return "stop_sequence", end.stop_sequence
@@ -231,7 +226,7 @@ def _stop_of(end: Finish) -> tuple[StopReason, str | None]:
 def _empty_block(begun: Begun) -> dict[str, Any]:
     if begun.call is not None:
         call = begun.call
-        return {"type": "tool_use", "id": tool_use_id(call.id), "name": call.name, "input": {}}
+        return {"type": "tool_use", "id": tool_use_ids.encode(call.id), "name": call.name, "input": {}}
     if begun.kind == "thinking":
         return {"type": "thinking", "thinking": "", "signature": ""}
     return {"type": "text", "text": ""}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
-from mlxpool.worker.text.events import Usage
+from mlxpool.worker.text.events import Lane, Usage
 from mlxpool.worker.wire.usage import PromptTokensDetails, usage_body
 
 
@@ -32,7 +30,7 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    lane: Literal["batch", "turns"]
+    lane: Lane
 
 
 def response_usage(usage: Usage) -> ResponseUsage:

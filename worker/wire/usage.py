@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 import msgspec
 
-from mlxpool.worker.text.events import Usage
+from mlxpool.worker.text.events import Lane, Usage
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -21,7 +20,7 @@ class UsageBody(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    lane: Literal["batch", "turns"]
+    lane: Lane
 
 
 def usage_body(rows: Iterable[Usage], choices: int | None = None) -> UsageBody:

@@ -15,12 +15,14 @@ Said = tuple[int, Event]
 
 class Identity(msgspec.Struct, frozen=True):
     """id: of the answer, as clients see it. created: unix seconds. model: the name that was asked for.
-    previous: of a response, the one it goes on from."""
+    previous: of a response, the one it goes on from. request_id: for errors, where the protocol has a place
+    for it."""
 
     id: str
     created: int
     model: str
     previous: str | None = None
+    request_id: str | None = None
 
 
 class Writer(Protocol):
