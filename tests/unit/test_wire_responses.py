@@ -17,6 +17,7 @@ from mlxpool.worker.text.events import (
     Prefilled,
     Reasoning,
     Text,
+    TokenLogprob,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
@@ -311,6 +312,26 @@ def test_log_probabilities_of_text_that_was_held_wait_for_it() -> None:
     assert stream.write(said(seen[:2])) == b""
     told = parsed(stream.write(said([seen[2], Text("<b>")])))
     assert [entry["token"] for entry in told[-1]["logprobs"]] == ["<", "b", ">"]
+
+
+def test_log_probabilities_after_the_last_text_are_the_open_messages() -> None:
+    late = Logprobs(likely("<|pad|>"))
+    for ending in ([USED, Finish("stop")], [Failure(error("internal_error", "broken"))]):
+        told = streamed(writer(), [Logprobs(likely("So")), Text("So"), late, *ending])
+        (part,) = told[-1]["response"]["output"][0]["content"]
+        assert [entry["token"] for entry in part["logprobs"]] == ["So", "<|pad|>"]
+    told = streamed(writer(), [Reasoning("So"), late, Failure(error("internal_error", "broken"))])
+    assert "logprobs" not in told[-1]["response"]["output"][0]["content"][0]
+
+
+def test_a_character_of_two_tokens_begins_a_message_with_both() -> None:
+    seen = [
+        Logprobs(TokenLogprob(data.decode(errors="replace"), data, -0.5))
+        for data in (b"\xbd", b"</think>", b" \xf0\x9f", b"\x98\x80")
+    ]
+    told = streamed(writer(), [*seen, Text("😀"), *DONE])
+    (part,) = told[-1]["response"]["output"][0]["content"]
+    assert [bytes(entry["bytes"]) for entry in part["logprobs"]] == [b" \xf0\x9f", b"\x98\x80"]
 
 
 def test_where_a_summary_is_asked_for_reasoning_is_one() -> None:

@@ -117,6 +117,7 @@ class ResponseAnswer:
             case Finish(reason):
                 self._finish(reason, told)
             case Failure(err):
+                self._add_logprobs()
                 self._close("incomplete", told)
                 told.append(self._end("failed", error=response_object.failure(err)))
             case events.Prefilled():
@@ -127,6 +128,12 @@ class ResponseAnswer:
         if not isinstance(self._open, Message):
             tokens = responses_logprobs.of_beginning(tokens, text)
         self._in(Message, told).add(text, [responses_logprobs.body(token) for token in tokens])
+
+    def _add_logprobs(self) -> None:
+        """The answer is over: a message that is open gets those of tokens that added nothing to it."""
+        tokens, self._logprobs = self._logprobs, []
+        if isinstance(self._open, Message):
+            self._open.add("", [responses_logprobs.body(token) for token in tokens])
 
     def _in(self, kind: type[Message | Reasoning], told: list[Told]) -> Item:
         """The open item, which is one of this kind: what else was open is done."""
@@ -166,6 +173,7 @@ class ResponseAnswer:
         if self._open is None and not self._output:
             # A turn of nothing is a turn: the next one follows an answer.
             self._in(Message, told)
+        self._add_logprobs()
         self._close("incomplete" if cut else "completed", told)
         if cut:
             told.append(self._end("incomplete", incomplete_details={"reason": "max_output_tokens"}))

@@ -113,7 +113,8 @@ def _pair(high: int, rest: str) -> tuple[str, int] | None:
 
 
 def _best_reading(arguments: str) -> str:
-    """The input that arguments of another form mean: their `input`, else their only text, else themselves."""
+    """The input that arguments of another form mean: their `input`, else their only text, nothing
+    where they are none, else themselves."""
     try:
         held = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
@@ -121,6 +122,8 @@ def _best_reading(arguments: str) -> str:
     if isinstance(held, dict):
         if isinstance(held.get(INPUT), str):
             return str(held[INPUT])
+        if not held:
+            return ""
         values = list(held.values())
         if len(values) == 1 and isinstance(values[0], str):
             return values[0]

@@ -16,15 +16,15 @@ from mlxpool.worker.text.events import Logprobs, TokenLogprob
 def of_beginning(tokens: Sequence[Logprobs], text: str) -> list[Logprobs]:
     """Those of `tokens` that made `text`, with which a message begins."""
     start = 0
-    while start < len(tokens) - 1 and not _begins(text, tokens[start].chosen.token):
+    made = text.encode()
+    while start < len(tokens) - 1 and not _begins(made, tokens[start].chosen.data):
         start += 1
     return list(tokens[start:])
 
 
-def _begins(text: str, token: str) -> bool:
-    """Whether the text may begin with this token, blanks at its head left out or half a character ahead."""
-    if "\N{REPLACEMENT CHARACTER}" in token:
-        return True
+def _begins(text: bytes, token: bytes) -> bool:
+    """Whether the text may begin with this token, which may be half a character, or have blanks at its head
+    that were left out."""
     bare = token.lstrip()
     return text.startswith(token) or (bool(bare) and (text.startswith(bare) or bare.startswith(text)))
 
