@@ -19,6 +19,8 @@ from mlxpool.shared.api.chat import ChatRequest, Effort, read_model
 from mlxpool.shared.api.messages import ChatMessage
 from mlxpool.shared.api.structure import Structure, read_schema, read_structure
 from mlxpool.shared.api.template_kwargs import read_template_kwargs
+from mlxpool.shared.api.warned import Warnings
+from mlxpool.shared.errors import ApiError
 
 _SCHEMA_FORMAT = '{"type": "json_schema", "schema": {"type": "object"}}'
 
@@ -49,24 +51,28 @@ def read_request(fields: dict[str, Any]) -> Asked:
 
 
 def parse_count(body: bytes) -> Asked:
-    """The body of a count of tokens: that of a request, of which no field but messages is needed. Raises
-    ApiError 400."""
-    return _read(read.json_object(body))
+    """The body of a count of tokens: that of a request, of which no field but messages is needed. Nothing has
+    to go on from its last message: a finished answer is counted too. Raises ApiError 400."""
+    return _read(read.json_object(body), counts=True)
 
 
-def _read(fields: dict[str, Any]) -> Asked:
+def _read(fields: dict[str, Any], counts: bool = False) -> Asked:
     table.check(FIELDS, fields, ADVICE)
     get = fields.get
-    tools, tool_warnings = read_tools("tools", get("tools"))
+    warnings = Warnings()
+    tools = read_tools("tools", get("tools"), warnings)
     choice, parallel = read_choice("tool_choice", get("tool_choice"), tools)
     max_tokens = sampling.MAX_TOKENS.read(fields, "max_tokens")
     thinking = _thinking("thinking", get("thinking"), max_tokens)
     asked, template_kwargs = read_template_kwargs("chat_template_kwargs", get("chat_template_kwargs"))
     effort, form = _output_config("output_config", get("output_config"))
     form = _one_form(form, _form("output_format", get("output_format")))
-    reading = Reading()
-    messages = reading.messages(get("system"), get("messages"))
+    messages = Reading(warnings).messages(get("system"), get("messages"))
     structure = read_structure(fields, form)
+    begun = messages[-1].role == "assistant"
+    obstacle = _obstacle(messages[-1], thinking, asked, structure) if begun else None
+    if obstacle is not None and not counts:
+        raise obstacle
     request = ChatRequest(
         messages=messages,
         model=read_model(get("model")),
@@ -81,10 +87,10 @@ def _read(fields: dict[str, Any]) -> Asked:
         reasoning_effort=effort,
         template_kwargs=template_kwargs,
         thinking_budget=thinking.budget_tokens,
-        continues=_continues(messages, thinking, structure),
+        continues=begun and obstacle is None,
         **sampling.options(fields),
     )
-    return Asked(request, warnings=(*tool_warnings, *reading.warnings), own=Shown(thinking.shown))
+    return Asked(request, warnings=warnings.said(), own=Shown(thinking.shown))
 
 
 def _stops(name: str, value: object) -> tuple[str, ...]:
@@ -123,7 +129,13 @@ def _output_config(name: str, value: object) -> tuple[Effort | None, Structure |
     if value is None:
         return None, None
     given = read.mapping(name, value, '{"effort": "high"}')
-    read.only(name, given, ("effort", "format"))
+    if given.get("task_budget") is not None:
+        raise read.unsupported(
+            f"{name}.task_budget",
+            f"{name}.task_budget: {read.quoted(given['task_budget'])} is not supported: no tokens are "
+            "counted from one request to the next; send max_tokens",
+        )
+    read.only(name, given, ("effort", "format", "task_budget"))
     effort: Effort | None = None
     if given.get("effort") is not None:
         said = read.name_of(f"{name}.effort", given["effort"], tuple(EFFORTS))
@@ -153,30 +165,31 @@ def _one_form(new: Structure | None, old: Structure | None) -> Structure | None:
     return new or old
 
 
-def _continues(messages: tuple[ChatMessage, ...], thinking: _Thinking, structure: Structure | None) -> bool:
-    """Whether the answer goes on from the last message. Raises ApiError 400 where it can't."""
-    last = messages[-1]
-    if last.role != "assistant":
-        return False
+def _obstacle(
+    last: ChatMessage, thinking: _Thinking, asked: bool | None, structure: Structure | None
+) -> ApiError | None:
+    """Why the answer can't go on from `last`, which is the assistant's. asked: chat_template_kwargs' word on
+    thinking, which goes before the protocol's own."""
     if last.tool_calls:
-        raise read.invalid(
+        return read.invalid(
             "messages",
             "messages ends with a tool_use that has no tool_result; send its result in a user's message",
         )
     if not last.content:
-        raise read.invalid(
+        return read.invalid(
             "messages", "messages ends with an assistant's message without text, from which nothing goes on"
         )
-    if thinking.enabled:
-        raise read.invalid(
-            "thinking",
-            "thinking comes before an answer, but messages ends with the beginning of one; "
-            'end with a user\'s message, or send thinking {"type": "disabled"}',
+    if thinking.enabled if asked is None else asked:
+        field = "thinking" if asked is None else "chat_template_kwargs"
+        return read.invalid(
+            field,
+            f"{field} asks for thinking, which comes before an answer, but messages ends with the beginning "
+            'of one; end with a user\'s message, or send thinking {"type": "disabled"} alone',
         )
     if structure is not None:
-        raise read.invalid(
+        return read.invalid(
             structure.field,
             f"{structure.field} is the form of a whole answer, but messages ends with the beginning of one; "
             "end with a user's message",
         )
-    return True
+    return None

@@ -31,7 +31,11 @@ _MESSAGES = {
     "items": {
         "type": "object",
         "required": ["role", "content"],
-        "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": _CONTENT},
+        "properties": {
+            "role": {"enum": ["user", "assistant", "system"]},
+            "content": _CONTENT,
+            "cache_control": {"type": ["object", "null"]},
+        },
         "additionalProperties": False,
     },
 }
@@ -193,6 +197,8 @@ FIELDS: dict[str, Field] = {
     "container": refused("this server runs no code"),
     "mcp_servers": refused("this server calls no tools itself", []),
     "fallbacks": refused("the model that was asked for answers", []),
+    "fallback_credit_token": refused("the model that was asked for answers"),
+    "billing_policy": refused("this server bills nobody"),
     "compaction": refused("this server cuts no conversation"),
     "thread": refused("this protocol keeps no conversations here", instead="send all messages"),
     "adapter": CHAT["adapter"],

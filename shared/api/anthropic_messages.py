@@ -3,7 +3,7 @@
 A user's message with results of tools and text becomes messages of the roles `tool` and `user`, in that
 order of theirs. An assistant's becomes one: what it thought, said and called. Clients send back what they
 were given, by whichever server: signatures mean nothing here, what only a hosted model can read (encrypted
-thinking, calls that its servers made) is left out with a warning.
+thinking, calls that its servers made) is left out with a warning. Ids of calls become the model's own again.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlxpool.shared.api import read
+from mlxpool.shared.api import read, tool_use_ids
 from mlxpool.shared.api.messages import ChatMessage, MadeCall
 from mlxpool.shared.api.table import is_off
+from mlxpool.shared.api.warned import Warnings
 
 _ROLES = ("user", "assistant", "system")
 
 # Blocks of one text are paragraphs of it; what a model said itself goes on as it said it.
 _BETWEEN_BLOCKS = "\n"
 
-# Calls that a hosted model's servers made, and what came of them.
+# Calls that a hosted model's servers made, what came of them, and which model answered in another's place.
 _HOSTED = (
     "server_tool_use",
     "web_search_tool_result",
@@ -32,6 +33,8 @@ _HOSTED = (
     "advisor_tool_result",
     "mcp_tool_use",
     "mcp_tool_result",
+    "mcp_tool_listing",
+    "fallback",
 )
 _MEDIA = ("image", "document", "container_upload", "search_result", "browser_state")
 
@@ -52,10 +55,10 @@ _Blocks = list[tuple[str, dict[str, Any]]]
 
 
 class Reading:
-    """Reads one body's conversation; `warnings` is what was left out."""
+    """Reads one body's conversation. warnings: told of what is left out."""
 
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
+    def __init__(self, warnings: Warnings) -> None:
+        self._warnings = warnings
 
     def messages(self, system: object, value: object) -> tuple[ChatMessage, ...]:
         """`system` and `messages`. Raises ApiError 400 naming the block, its field and what would work."""
@@ -72,6 +75,8 @@ class Reading:
                 found.append(ChatMessage("system", text))
         for place, message in enumerate(value):
             found += self._message(f"messages[{place}]", message)
+        if not found:
+            raise read.invalid("messages", "messages holds nothing that a model could answer; add a message")
         return tuple(found)
 
     def _message(self, where: str, value: object) -> list[ChatMessage]:
@@ -80,10 +85,17 @@ class Reading:
         read.only(where, message, ("role", "content", "cache_control"))
         _cache_control(where, message)
         inside = f"{where}.content"
-        blocks = self._blocks(inside, role, message.get("content"))
+        content = message.get("content")
+        blocks = self._blocks(inside, role, content)
         if role == "system":
-            return [ChatMessage("system", self._text(blocks))]
-        return self._user(blocks) if role == "user" else self._assistant(blocks)
+            text = self._text(blocks)
+            return [ChatMessage("system", text)] if text else []
+        if role == "user":
+            return self._user(blocks)
+        # A turn that is left out as a whole was none; one of an empty text was.
+        if not blocks and isinstance(content, list) and any(block["type"] != "text" for block in content):
+            return []
+        return self._assistant(blocks)
 
     def _user(self, blocks: _Blocks) -> list[ChatMessage]:
         """Texts and results in their order; texts beside each other are one message."""
@@ -121,7 +133,7 @@ class Reading:
         return [ChatMessage("assistant", None if nothing_said else text, None, reasoning, tuple(calls))]
 
     def _result(self, where: str, block: Mapping[str, Any]) -> ChatMessage:
-        call_id = read.filled(f"{where}.tool_use_id", block.get("tool_use_id"))
+        call_id = tool_use_ids.decode(read.filled(f"{where}.tool_use_id", block.get("tool_use_id")))
         _only_null(where, block, "toolset_name")
         content = block.get("content")
         text = ""
@@ -173,9 +185,7 @@ class Reading:
                 "only; send what it says as a text block",
             )
         if kind in _HOSTED:
-            self.warnings.append(
-                f"{where} of type {kind} is left out: it belongs to a tool of another server"
-            )
+            self._warnings.add(where, f"{kind} is of another server; it was left out")
             return False
         if kind not in allowed:
             raise read.unsupported(
@@ -185,9 +195,7 @@ class Reading:
             )
         _cache_control(where, block)
         if kind == "redacted_thinking":
-            self.warnings.append(
-                f"{where} of type {kind} is left out: only the server that wrote it can read it"
-            )
+            self._warnings.add(where, f"only the server that wrote {kind} can read it; it was left out")
             return False
         read.only(where, block, ("type", "cache_control", *_BLOCKS[kind]))
         return bool(kind != "text" or block.get("text") != "")
@@ -223,7 +231,7 @@ def _call(where: str, block: Mapping[str, Any]) -> MadeCall:
             f"{where}.caller", f'{where}.caller must be {{"type": "direct"}}, not {read.quoted(caller)}'
         )
     return MadeCall(
-        read.filled(f"{where}.id", block.get("id")),
+        tool_use_ids.decode(read.filled(f"{where}.id", block.get("id"))),
         read.filled(f"{where}.name", block.get("name")),
         {} if given is None else read.mapping(f"{where}.input", given, "{}"),
     )

@@ -7,22 +7,19 @@ refused: the model was never shown what they take, so they have to be declared l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxpool.shared.api import read
 from mlxpool.shared.api.tools import NAME_RULE, TOOL_NAME, TOOLS_LIMIT, Tool, ToolChoice, read_parameters
+from mlxpool.shared.api.warned import Warnings
 from mlxpool.shared.text import cut
 
-# Types are these names with a date behind.
-_HOSTED = (
-    "web_search",
-    "web_fetch",
-    "code_execution",
-    "tool_search_tool",
-    "mcp_toolset",
-    "memory",
-    "advisor",
+# Types are these names, or with a date behind: a client's own may begin like one.
+_HOSTED = re.compile(
+    "(web_search|web_fetch|code_execution|tool_search_tool(_regex|_bm25)?|mcp_toolset|memory|advisor)"
+    "(_[0-9]{8})?"
 )
 
 _OWN_FIELDS = ("name", "description", "input_schema", "strict", "type")
@@ -39,23 +36,22 @@ _CHOICES = ("auto", "any", "tool", "none")
 _LIKE = '{"name": "…", "input_schema": {"type": "object"}}'
 
 
-def read_tools(name: str, value: object) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-    """The declared tools, and warnings of those left out; none for null. Raises ApiError 400."""
+def read_tools(name: str, value: object, warnings: Warnings) -> tuple[Tool, ...]:
+    """The declared tools; none for null. warnings: told of those left out. Raises ApiError 400."""
     if value is None:
-        return (), ()
+        return ()
     if not isinstance(value, list):
         raise read.invalid(name, f"{name} must be a list of tools, not {read.quoted(value)}")
     if len(value) > TOOLS_LIMIT:
         raise read.invalid(name, f"{name} holds {len(value)} tools; at most {TOOLS_LIMIT} work")
     tools: list[Tool] = []
-    warnings: list[str] = []
     seen: dict[str, str] = {}
     for place, entry in enumerate(value):
         where = f"{name}[{place}]"
         given = read.mapping(where, entry, _LIKE)
         kind = given.get("type")
-        if isinstance(kind, str) and kind.startswith(_HOSTED):
-            warnings.append(f"{where} of type {cut(kind)} is left out: this server runs no such tool")
+        if isinstance(kind, str) and _HOSTED.fullmatch(kind):
+            warnings.add(where, f"{kind} is a tool that this server doesn't run; it was left out")
             continue
         tool = _tool(where, given)
         first = seen.setdefault(tool.name, where)
@@ -65,7 +61,7 @@ def read_tools(name: str, value: object) -> tuple[tuple[Tool, ...], tuple[str, .
                 f"{where}.name {read.quoted(tool.name)} is that of {first} too; each tool needs its own name",
             )
         tools.append(tool)
-    return tuple(tools), tuple(warnings)
+    return tuple(tools)
 
 
 def _tool(where: str, given: Mapping[str, Any]) -> Tool:

@@ -16,7 +16,7 @@ from mlxpool.shared.api.messages import ChatMessage, MadeCall
 from mlxpool.shared.api.response_object import unseal
 from mlxpool.shared.api.response_tools import INPUT, Declarations, joined
 from mlxpool.shared.api.response_turns import Turns
-from mlxpool.shared.api.response_warnings import Warnings
+from mlxpool.shared.api.warned import Warnings
 from mlxpool.shared.text import cut
 
 SUMMARY = "Summary of the conversation so far:\n\n"

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import msgspec
 
 from mlxpool.shared.api import read
-from mlxpool.shared.api.response_warnings import Warnings
 from mlxpool.shared.api.tools import TOOL_NAME, TOOLS_LIMIT, Tool, ToolChoice, declared
+from mlxpool.shared.api.warned import Warnings
 from mlxpool.shared.text import cut
 
 # What a custom tool's text is called among the arguments of its function.

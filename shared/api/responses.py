@@ -25,9 +25,9 @@ from mlxpool.shared.api.response_fields import (
 )
 from mlxpool.shared.api.response_input import read_input
 from mlxpool.shared.api.response_tools import Declarations, ToolName, choose
-from mlxpool.shared.api.response_warnings import Warnings
 from mlxpool.shared.api.structure import Structure, read_format, read_structure
 from mlxpool.shared.api.template_kwargs import read_template_kwargs
+from mlxpool.shared.api.warned import Warnings
 
 
 class ResponseOwn(msgspec.Struct, frozen=True):

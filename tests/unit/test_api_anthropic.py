@@ -13,6 +13,7 @@ from mlxpool.shared.api.anthropic_fields import ADVICE, FIELDS
 from mlxpool.shared.api.asked import Asked
 from mlxpool.shared.api.messages import ChatMessage, MadeCall
 from mlxpool.shared.api.structure import Structure
+from mlxpool.shared.api.tool_use_ids import encode
 from mlxpool.shared.api.tools import ToolChoice
 from mlxpool.shared.errors import ApiError
 
@@ -161,11 +162,40 @@ def test_what_only_another_server_can_read_is_left_out_and_told() -> None:
     )
     found = asked(messages=[USER, turn, USER])
     assert found.request.messages[1] == ChatMessage("assistant", "Found.")
-    assert [warning.split(" is left out")[0] for warning in found.warnings] == [
-        "messages[1].content[0] of type redacted_thinking",
-        "messages[1].content[1] of type server_tool_use",
-        "messages[1].content[2] of type web_search_tool_result",
-    ]
+    assert found.warnings == (
+        "messages[1].content[0]: only the server that wrote redacted_thinking can read it; it was left out",
+        "messages[1].content[1]: server_tool_use is of another server; it was left out",
+        "messages[1].content[2]: web_search_tool_result is of another server; it was left out",
+    )
+
+
+@pytest.mark.parametrize("kind", ["mcp_tool_use", "mcp_tool_listing", "fallback", "server_tool_use"])
+def test_a_turn_of_another_servers_blocks_alone_is_none(kind: str) -> None:
+    assert said(USER, assistant({"type": kind, "id": "s"}), USER) == [ChatMessage("user", "hi")] * 2
+    assert said(USER, assistant({"type": kind}, text("")), USER) == [ChatMessage("user", "hi")] * 2
+    nothing = refusal(messages=[assistant({"type": kind})])
+    assert (nothing.param, "nothing that a model could answer" in nothing.message) == ("messages", True)
+
+
+def test_a_hundred_thousand_blocks_that_are_left_out_are_told_in_one_sentence() -> None:
+    found = asked(messages=[user(*[{"type": "server_tool_use"}] * 100_000, text("hi"))])
+    assert found.request.messages == (ChatMessage("user", "hi"),)
+    assert found.warnings == (
+        "messages[0].content[0], messages[0].content[1], messages[0].content[2] and 99997 more: "
+        "server_tool_use is of another server; it was left out",
+    )
+
+
+@pytest.mark.parametrize("content", ["", [], [text("")]])
+def test_a_system_message_that_says_nothing_is_none(content: object) -> None:
+    assert said(USER, {"role": "system", "content": content}, USER) == [ChatMessage("user", "hi")] * 2
+
+
+def test_a_call_has_the_id_that_the_model_wrote_again() -> None:
+    told = encode("functions.get:0")
+    turn = said(USER, assistant(call(told)), user(result("1", told)))
+    assert [made.id for made in turn[1].tool_calls] == ["functions.get:0"]
+    assert turn[2].tool_call_id == "functions.get:0"
 
 
 @pytest.mark.parametrize(
@@ -214,12 +244,18 @@ def test_a_last_message_of_the_assistants_is_the_beginning_of_the_answer() -> No
         ("thinking", {"type": "enabled", "budget_tokens": 1024}, "thinking"),
         ("output_format", {"type": "json_schema", "schema": SCHEMA}, "output_format"),
         ("guided_regex", "a", "guided_regex"),
+        ("chat_template_kwargs", {"enable_thinking": True}, "chat_template_kwargs"),
     ],
 )
 def test_the_beginning_of_an_answer_goes_with_nothing_that_comes_before_or_holds_it(
     field: str, value: object, param: str
 ) -> None:
     assert refusal(messages=[USER, assistant(text("{"))], **{field: value}).param == param
+
+
+def test_a_template_that_is_told_not_to_think_takes_the_beginning_of_an_answer() -> None:
+    fields = {"thinking": {"type": "adaptive"}, "chat_template_kwargs": {"enable_thinking": False}}
+    assert asked(messages=[USER, assistant(text("{"))], **fields).request.continues
 
 
 # Tools
@@ -241,8 +277,21 @@ def test_tools_of_anthropics_servers_are_left_out_and_told() -> None:
     found = asked(tools=[{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}, TOOL])
     assert [tool.name for tool in found.request.tools] == ["get"]
     assert found.warnings == (
-        "tools[0] of type web_search_20250305 is left out: this server runs no such tool",
+        "tools[0]: web_search_20250305 is a tool that this server doesn't run; it was left out",
     )
+
+
+@pytest.mark.parametrize(
+    "kind", ["memory", "memory_20250818", "tool_search_tool_bm25_20251119", "mcp_toolset"]
+)
+def test_a_hosted_tool_is_told_by_its_name_with_or_without_a_date(kind: str) -> None:
+    assert asked(tools=[{"type": kind, "name": "x"}, TOOL]).request.tools[0].name == "get"
+
+
+@pytest.mark.parametrize("kind", ["memory_mine", "memory_2025", "advisors", "web_search_20250305x"])
+def test_a_tool_whose_type_only_begins_like_a_hosted_one_is_refused(kind: str) -> None:
+    refused = refusal(tools=[{"type": kind, "name": "x"}])
+    assert (refused.code, refused.param) == ("unsupported_parameter", "tools[0].type")
 
 
 @pytest.mark.parametrize("kind", ["bash_20250124", "text_editor_20250728", "computer_20250124", "browser"])
@@ -372,6 +421,9 @@ def test_two_forms_that_differ_contradict_each_other() -> None:
         ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}},
          "context_management.edits[0]"),
         ({"betas": "one"}, "betas"),
+        ({"fallback_credit_token": "t"}, "fallback_credit_token"),
+        ({"billing_policy": {"type": "x"}}, "billing_policy"),
+        ({"output_config": {"task_budget": {"type": "tokens", "total": 9}}}, "output_config.task_budget"),
     ],
 )  # fmt: skip
 def test_what_is_not_honoured_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
@@ -384,6 +436,7 @@ def test_what_is_not_honoured_is_refused_by_name(fields: dict[str, Any], param: 
         {"metadata": {"user_id": "u"}}, {"service_tier": "auto"}, {"container": None}, {"mcp_servers": []},
         {"betas": ["interleaved-thinking-2025-05-14"]}, {"cache_control": {"type": "ephemeral"}},
         {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+        {"fallback_credit_token": None}, {"output_config": {"task_budget": None}},
         {"inference_geo": "eu"}, {"speed": "standard"}, {"stop_sequences": None}, {"tools": []},
     ],
 )  # fmt: skip
@@ -395,6 +448,16 @@ def test_what_changes_nothing_passes(fields: dict[str, Any]) -> None:
 def test_a_field_of_another_protocol_is_refused_with_what_to_send(field: str) -> None:
     assert field not in FIELDS
     assert f"send {ADVICE[field]} instead" in refusal(**{field: [1]}).message
+
+
+def test_the_schema_of_a_message_lets_pass_what_is_read() -> None:
+    schema = FIELDS["messages"].schema
+    assert schema is not None
+    properties = schema["items"]["properties"]
+    for name, value in {"role": "user", "content": "x", "cache_control": {"type": "ephemeral"}}.items():
+        assert name in properties
+        assert asked(messages=[{**USER, name: value}])
+    assert refusal(messages=[{**USER, "extra": 1}]).param == "messages[0].extra"
 
 
 def test_every_field_has_a_schema_for_the_servers_own_description() -> None:
@@ -414,6 +477,23 @@ def test_a_count_needs_no_limit_and_shows_the_model_the_same() -> None:
 
 def test_a_count_of_a_whole_requests_body_is_a_count_of_that_request() -> None:
     assert parse_count(body()).request.messages == asked().request.messages
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        assistant({"type": "thinking", "thinking": "t", "signature": "s"}, text("done")),
+        assistant(call()),
+        assistant({"type": "thinking", "thinking": "t", "signature": "s"}),
+        assistant(text("")),
+    ],
+)
+def test_a_finished_turn_is_counted_though_no_answer_could_go_on_from_it(last: dict[str, Any]) -> None:
+    fields = {"messages": [USER, last], "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    counted = parse_count(json.dumps(fields).encode()).request
+    assert [message.role for message in counted.messages] == ["user", "assistant"]
+    assert not counted.continues
+    assert refusal(**fields).status == 400
 
 
 def test_a_count_refuses_what_it_does_not_know() -> None:
