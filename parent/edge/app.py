@@ -177,7 +177,10 @@ def _of_http(request: web.Request, err: web.HTTPException) -> ApiError:
     return ApiError(err.status, "invalid_request", err.reason)
 
 
-def _first_line(err: Exception) -> str:
+def _first_line(err: BaseException) -> str:
+    """The innermost reason: the HTTP library wraps it into its own."""
+    while err.__cause__ is not None:
+        err = err.__cause__
     return cut((str(getattr(err, "message", "")) or str(err)).strip().partition("\n")[0])
 
 

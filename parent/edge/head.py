@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from mlxpool.shared.api.read import invalid, keep_alive, quoted
+from mlxpool.shared.api.read import bad_json, invalid, keep_alive, quoted
 from mlxpool.shared.errors import error
 
 
@@ -38,7 +38,7 @@ def read_head(body: bytes) -> Head:
     except msgspec.ValidationError:
         raise error("invalid_request", "the body must be a JSON object") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
-        raise error("invalid_request", f"the body is not valid JSON: {err}") from None
+        raise bad_json(body, err) from None
     except RecursionError:
         raise error("invalid_request", "the body is nested too deeply") from None
     if raw.model is not None and not isinstance(raw.model, str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from typing import Any
 
@@ -58,15 +59,23 @@ class Connection(web.RequestHandler):
             refusal = error("internal_error", f"the server failed; its log has request {identity}")
         else:
             logger.debug("request %s: %s: %s", identity, status, message)
-            reason = (message or "").strip().partition("\n")[0].rstrip(":")[:MAX_REASON_CHARS]
-            refusal = ApiError(
-                status, "invalid_request", f"not a valid HTTP request: {reason or 'malformed'}"
-            )
+            refusal = ApiError(status, "invalid_request", _refused(message or ""))
         response = error_response(request, refusal)
         response.headers["x-request-id"] = identity
         response.headers["Server"] = "mlxpool"
         response.force_close()
         return response
+
+
+def _refused(message: str) -> str:
+    """What the HTTP library found wrong, for a client that need not know which library it was."""
+    reason = message.strip().partition("\n")[0].rstrip(":")
+    for encoding in ("zstd", "brotli"):
+        if f"backports.{encoding}" in reason or encoding in reason.lower():
+            return f"bodies in {encoding} are not read; send gzip, deflate or none"
+    if limit := re.match(r"Got more than (\d+) bytes", reason):
+        return f"a line of the request or one of its headers has more than {limit[1]} bytes"
+    return f"not a valid HTTP request: {reason[:MAX_REASON_CHARS] or 'malformed'}"
 
 
 async def listen(runner: web.AppRunner, listener: socket.socket) -> asyncio.Server:

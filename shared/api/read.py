@@ -52,13 +52,26 @@ def json_object(body: bytes) -> dict[str, Any]:
     except RecursionError as err:
         raise _too_deep() from err
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
-        hint = "; half of a surrogate pair is no text" if _LONE_SURROGATE.search(body) else ""
-        raise error("invalid_request", f"the body is not valid JSON: {err}{hint}") from err
+        raise bad_json(body, err) from err
     if not isinstance(value, dict):
         raise error("invalid_request", f"the body must be a JSON object, not {quoted(value)}")
     if not is_shallow(value):
         raise _too_deep()
     return value
+
+
+def bad_json(body: bytes, err: Exception) -> ApiError:
+    """400 for a body that is no JSON. What clients get wrong most is a string cut in the middle of a
+    character: then it says where."""
+    half = _LONE_SURROGATE.search(body)
+    if half is None:
+        return error("invalid_request", f"the body is not valid JSON: {err}")
+    spelled = half.group().decode()
+    return error(
+        "invalid_request",
+        f"the body is not valid JSON: {spelled} at byte {half.start()} is half of a character (a surrogate "
+        f"without the other one); send both or leave it out",
+    )
 
 
 def _too_deep() -> ApiError:

@@ -26,3 +26,9 @@ def test_a_value_is_told_as_it_was_sent(body: str, message: str) -> None:
     with pytest.raises(ApiError) as caught:
         read_head(body.encode())
     assert (caught.value.status, caught.value.message) == (400, message)
+
+
+def test_half_of_a_character_is_named_with_its_place() -> None:
+    with pytest.raises(ApiError) as caught:
+        read_head(b'{"a": "\\ud83d\\ude00", "b": "cut\\ud83d"}')
+    assert "\\ud83d at byte 31 is half of a character" in caught.value.message
