@@ -1,8 +1,9 @@
 """Tokenizers in the parent, for what can be said of a prompt without a worker.
 
-A vocabulary takes up to 100 MB and half a second to read, so at most two are held, the ones used last; each
-is read when it is needed, on a thread, once however many wait for it. A folder whose files have changed is
-another tokenizer. Event loop only; what it hands out is immutable and may be used on any thread.
+A vocabulary takes up to 100 MB and half a second to read, so at most two are held, the ones used last, and at
+most two are read at a time, whatever is asked for. Each is read when it is needed, on a thread, once however
+many wait for it. A folder whose files have changed is another tokenizer. Event loop only; what it hands out
+is immutable and may be used on any thread.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # Of a fleet of models two are talked to at a time; a third one's vocabulary is worth less than its memory.
 KEPT = 2
+# What is being read takes as much memory as what is held.
+READ_AT_ONCE = 2
 
 # What a tokenizer and its renderer are made of.
 _FILES = (
@@ -48,25 +51,33 @@ class Tokenizers:
     """The counters of the models asked for last."""
 
     def __init__(self) -> None:
+        # Those that are read and those yet to be, the ones used last at the end.
         self._held: OrderedDict[_Key, asyncio.Task[Counter]] = OrderedDict()
+        self._turns = asyncio.Semaphore(READ_AT_ONCE)
 
     async def of(self, model: LibraryModel) -> Counter:
         """This model's, as its files and settings are now. Raises ApiError 503 where they can't be used."""
         key = _key(model)
         found = self._held.get(key)
         if found is None:
-            found = self._held[key] = asyncio.create_task(asyncio.to_thread(_open, model))
+            found = self._held[key] = asyncio.create_task(self._read(model))
             found.add_done_callback(lambda done: self._settled(key, done))
         self._held.move_to_end(key)
-        while len(self._held) > KEPT:
-            self._held.popitem(last=False)
         # A client that leaves must not end what others wait for.
         return await asyncio.shield(found)
 
+    async def _read(self, model: LibraryModel) -> Counter:
+        async with self._turns:
+            return await asyncio.to_thread(_open, model)
+
     def _settled(self, key: _Key, done: asyncio.Task[Counter]) -> None:
-        """A folder that failed is looked at again by the next one who asks."""
-        if (done.cancelled() or done.exception() is not None) and self._held.get(key) is done:
+        """A folder that failed is looked at again by the next one who asks; one that was read takes the place
+        of another."""
+        if done.cancelled() or done.exception() is not None:
             del self._held[key]
+        read = [held for held, task in self._held.items() if task.done()]
+        for oldest in read[:-KEPT]:
+            del self._held[oldest]
 
 
 def _key(model: LibraryModel) -> _Key:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,22 @@ class Opened:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
+        self.most_at_once = 0
+        self._running = 0
+        self._lock = threading.Lock()
         self._real = tokenizers._open
         monkeypatch.setattr(tokenizers, "_open", self)
 
     def __call__(self, model: LibraryModel) -> tokenizers.Counter:
-        self.names.append(model.name)
-        return self._real(model)
+        with self._lock:
+            self.names.append(model.name)
+            self._running += 1
+            self.most_at_once = max(self.most_at_once, self._running)
+        try:
+            return self._real(model)
+        finally:
+            with self._lock:
+                self._running -= 1
 
 
 @pytest.fixture
@@ -52,6 +63,17 @@ async def test_the_two_used_last_are_held(tmp_path: Path, opened: Opened) -> Non
     for name in ("a", "b", "a", "c", "a", "b"):
         await held.of(model(tmp_path, name))
     assert opened.names == ["a", "b", "c", "b"]
+
+
+async def test_of_many_models_asked_for_at_once_two_are_read_at_a_time_and_each_once(
+    tmp_path: Path, opened: Opened
+) -> None:
+    held, names = Tokenizers(), ["a", "b", "c", "d", "e", "f"]
+    models = [model(tmp_path, name) for name in names]
+    await asyncio.gather(*(held.of(one) for one in [*models, *models]))
+    assert (sorted(opened.names), opened.most_at_once) == (names, 2)
+    await asyncio.gather(*(held.of(one) for one in models[-2:]))
+    assert opened.names[6:] == []
 
 
 async def test_other_files_or_settings_are_another_tokenizer(tmp_path: Path, opened: Opened) -> None:
