@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxpool.parent.edge.head import read_head
+from mlxpool.parent.edge.http_server import _refused
 from mlxpool.shared.errors import ApiError
 
 ALLOWED = 'use seconds, a duration like "15m", 0, or -1 for ever'
@@ -32,3 +33,19 @@ def test_half_of_a_character_is_named_with_its_place() -> None:
     with pytest.raises(ApiError) as caught:
         read_head(b'{"a": "\\ud83d\\ude00", "b": "cut\\ud83d"}')
     assert "\\ud83d at byte 31 is half of a character" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("library", "told"),
+    [
+        ("Please install `backports.zstd`", "bodies in zstd are not read; send gzip, deflate or none"),
+        ("Can not decode content-encoding: brotli (br). Please install `Brotli`",
+         "bodies in brotli are not read; send gzip, deflate or none"),
+        ("Got more than 8190 bytes when reading: b'aaaa'", "more than 8190 bytes"),
+        ("Bad status line:\n\n  b'x'", "not a valid HTTP request: Bad status line"),
+        ("", "not a valid HTTP request: malformed"),
+    ],
+)  # fmt: skip
+def test_what_the_http_library_can_not_read_is_told_in_words_of_the_api(library: str, told: str) -> None:
+    assert told in _refused(library)
+    assert "nstall" not in _refused(library)
