@@ -94,7 +94,7 @@ class HistoryStore:
                 await self._database.begin_anew()
             await self._trim()
         except (Unavailable, Damaged) as err:
-            self._failed(str(err))
+            self._failed(str(err), 0)
 
     async def close(self) -> None:
         """Returns when everything that was handed in is written, or can't be."""

@@ -24,6 +24,8 @@ T = TypeVar("T")
 EVICTED_AT_ONCE = 64
 # More than any row may have: what the column says beyond it is nonsense, and its sum must not overflow.
 _MAX_ROW_BYTES = 2**40
+# Unix seconds; infinity, texts and blobs sort behind it.
+_LAST_TIME = 2.0**53
 
 MIGRATIONS: tuple[Migration, ...] = (
     (
@@ -144,14 +146,19 @@ class Table:
 
     def trim(self, oldest: float, max_bytes: int, connection: sqlite3.Connection) -> bool:
         """Let some go that are too old or too many; whether there may be more."""
-        rows = connection.execute(
-            "SELECT rowid, created FROM responses ORDER BY created, id LIMIT ?", (EVICTED_AT_ONCE,)
+        # Of no time that a clock shows, it would never be the oldest.
+        timeless = connection.execute(
+            "SELECT rowid FROM responses WHERE created > ? LIMIT ?", (_LAST_TIME, EVICTED_AT_ONCE)
         ).fetchall()
-        gone = 0
+        rows = connection.execute(
+            "SELECT rowid, created FROM responses WHERE created <= ? ORDER BY created, id LIMIT ?",
+            (_LAST_TIME, EVICTED_AT_ONCE - len(timeless)),
+        ).fetchall()
+        for (row_id,) in timeless:
+            self._remove(row_id, connection)
+        gone = len(timeless)
         for row_id, created in rows:
-            # What is no number sorts behind all numbers.
-            is_old = isinstance(created, float | int) and created <= oldest
-            if not is_old and self._bytes <= max_bytes:
+            if created > oldest and self._bytes <= max_bytes:
                 break
             self._remove(row_id, connection)
             gone += 1

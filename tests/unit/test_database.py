@@ -167,6 +167,58 @@ async def test_a_locked_file_is_unavailable_and_serves_again_when_let_go(
     await database.close()
 
 
+async def test_a_locked_file_is_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    database = await opened(path, "a")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert await database.read(texts) == ["a"]
+    other.close()
+    await database.close()
+
+
+async def test_nobody_else_writes_between_what_a_change_reads_and_what_it_writes(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    database = await opened(path, "a")
+    other = sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
+
+    def count_on(connection: sqlite3.Connection) -> None:
+        count = len(texts(connection))
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            add("theirs")(other)
+        add(f"after {count}")(connection)
+
+    await database.run(count_on)
+    add("theirs")(other)
+    assert await database.read(texts) == ["a", "after 1", "theirs"]
+    other.close()
+    await database.close()
+
+
+async def test_what_follows_a_commit_follows_no_other_end(tmp_path: Path) -> None:
+    database = await opened(tmp_path / "state.sqlite")
+    told: list[str] = []
+    await database.run(add("a"), lambda: told.append("a"))
+    with pytest.raises(Unavailable):
+        await database.run(lambda c: c.execute("SELECT 1 FROM nowhere") and None, lambda: told.append("b"))
+    assert told == ["a"]
+    await database.close()
+
+
+async def test_a_large_write_does_not_keep_its_log_on_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    database = await opened(path, "x" * 3 * module.JOURNAL_BYTES, "y")
+    assert beside(path, "-wal")[0].stat().st_size <= module.JOURNAL_BYTES
+    await database.close()
+
+
+async def test_text_that_is_none_is_read_as_far_as_it_can_be(tmp_path: Path) -> None:
+    database = await opened(tmp_path / "state.sqlite", "a")
+    await database.run(lambda c: c.execute("INSERT INTO notes VALUES (CAST(x'62ff' AS TEXT))") and None)
+    assert await database.read(texts) == ["a", "b\ufffd"]
+    await database.close()
+
+
 async def test_a_file_that_was_taken_away_under_the_server_is_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     database = await opened(path, "a")

@@ -8,6 +8,7 @@ import random
 import sqlite3
 import threading
 import zlib
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ import pytest
 
 from mlxpool.parent import database as database_module
 from mlxpool.parent.database import Database
-from mlxpool.parent.faults import Damaged
+from mlxpool.parent.faults import Damaged, Unavailable
 from mlxpool.parent.history import records, table
 from mlxpool.parent.history import store as module
 from mlxpool.parent.history.records import ROW_BYTES, Record, of_response
@@ -182,19 +183,45 @@ async def test_a_lower_limit_counts_from_the_next_start_and_lets_many_go(
 
 
 async def test_the_file_gives_back_what_was_let_go(world: World) -> None:
-    for n in range(8):
-        await world.store.put(record(f"r{n}", size=100_000))
-    for n in range(8):
-        await world.store.delete(f"r{n}")
+    # Of more than one transaction gives back.
+    size = 3 * database_module.VACUUM_PAGES * 4096
+    await world.store.put(record("r", size=2 * size))
+    await world.store.delete("r")
+    await world.store.close()
+    (left,) = await world.database.read(lambda c: c.execute("PRAGMA freelist_count").fetchone())
+    assert left == 0
     await world.close()
-    pages = world.path.stat().st_size
+    assert world.path.stat().st_size < 100_000
     world.make()
     await world.open()
-    assert pages < 200_000
+
+
+async def test_history_that_is_switched_off_forgets_all_there_was(world: World) -> None:
+    for name in ("a", "b"):
+        await world.store.put(record(name))
+    world.limits = History(30 * DAY, 0)
+    assert await world.store.get("a") is None
+    assert await world.store.holder_of("msg_a") is None
+    world.store.limits_changed()
+    await world.store.close()
+    assert (world.store.figures.entries, world.store.figures.bytes) == (0, 0)
+    world.limits = History(30 * DAY, 10**9)
+    assert await found(world.store, "a", "b") == []
+
+
+async def test_lower_limits_count_when_they_are_told(world: World) -> None:
+    for n in range(4):
+        await world.store.put(record(f"r{n}", created=900.0 + n))
+    world.limits = History(99.0, world.store.figures.bytes)
+    world.store.limits_changed()
+    await world.store.close()
+    assert world.store.figures.entries == 2
+    assert await found(world.store, "r0", "r1", "r2", "r3") == ["r2", "r3"]
 
 
 async def test_what_is_too_old_is_unknown_at_once_and_gone_with_the_next_write(world: World) -> None:
     await world.store.put(record("old", created=1000.0))
+    await world.store.close()
     world.now += 30 * DAY
     assert await found(world.store, "old") == []
     assert world.store.figures.entries == 1
@@ -208,6 +235,31 @@ async def test_never_is_an_age_too(world: World) -> None:
     await world.store.put(record("r", created=0.0))
     world.now = 1e12
     assert await found(await world.restart(), "r") == ["r"]
+
+
+async def test_a_file_that_is_taken_away_takes_its_sizes_along(world: World) -> None:
+    for n in range(5):
+        await world.store.put(record(f"a{n}", size=10_000))
+    world.limits = History(30 * DAY, world.store.figures.bytes + 500)
+    world.path.unlink()
+    for n in range(5):
+        await world.store.put(record(f"b{n}", size=10_000))
+    assert await found(world.store, *(f"b{n}" for n in range(5))) == [f"b{n}" for n in range(5)]
+    figures = world.store.figures
+    assert figures.entries == 5
+    assert (await world.restart()).figures == figures
+
+
+async def test_events_are_left_unread_where_nobody_wants_them(world: World) -> None:
+    told = record("r")
+    await world.store.put(msgspec.structs.replace(told, events=(b"event: x\n\n",)))
+    assert (await world.store.get("r")).events == (b"event: x\n\n",)
+    world.sql("UPDATE responses SET events = 'no zlib'")
+    bare = msgspec.structs.replace(told, items=())
+    assert await world.store.get("r", events=False) == bare
+    assert await world.store.holder_of("msg_r") == bare
+    with pytest.raises(Damaged):
+        await world.store.get("r")
 
 
 BROKEN = {
@@ -228,6 +280,56 @@ async def test_a_damaged_row_costs_only_itself(world: World, column: str) -> Non
     assert await world.store.put(record("c"))
     assert await world.store.delete("a")
     assert await world.store.get("a") is None
+
+
+NONSENSE = {
+    "created": ["x", b"x", float("inf")],
+    "bytes": ["x", b"x", -(2**62), 2**63 - 1],
+    "status": [b"completed", "asleep"],
+    "model": [b"m"],
+    "background": ["x", b"x"],
+    "previous": [b"x"],
+    "input": ["x", 5],
+    "response": ["x", 5],
+    "events": ["x", 5],
+}
+
+
+@pytest.mark.parametrize("column", NONSENSE)
+async def test_a_column_of_another_kind_costs_its_row_alone(world: World, column: str) -> None:
+    values = NONSENSE[column]
+    for n in range(len(values)):
+        await world.store.put(record(f"a{n}"))
+    await world.store.close()
+    for n, value in enumerate(values):
+        world.sql(f"UPDATE responses SET {column} = ? WHERE id = ?", value, f"a{n}")
+        if column == "bytes":
+            assert await found(world.store, f"a{n}") == [f"a{n}"]
+        else:
+            with pytest.raises(Damaged, match="can't be read"):
+                await world.store.get(f"a{n}")
+    store = await world.restart()
+    # Limits let go of it, and of nothing else in its place.
+    world.limits = History(30 * DAY, 1200)
+    for n in range(4):
+        assert await store.put(record(f"b{n}", created=1000.0 + n))
+    assert await found(store, "b2", "b3") == ["b2", "b3"]
+    assert 0 < store.figures.bytes <= 1200
+    for n in range(len(values)):
+        await store.delete(f"a{n}")
+    counted = store.figures
+    assert (await world.restart()).figures == counted
+
+
+async def test_a_name_that_is_no_text_is_let_go_like_any(world: World) -> None:
+    await world.store.put(record("a", status="queued"))
+    world.sql("UPDATE responses SET id = CAST(x'ff61' AS TEXT)")
+    store = await world.restart()
+    assert store.figures.entries == 1
+    world.now += 31 * DAY
+    assert await store.put(record("b", created=world.now))
+    assert store.figures.entries == 1
+    assert await found(store, "b") == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -323,6 +425,66 @@ async def test_what_was_rolled_back_with_others_is_not_counted(world: World) -> 
     counted = world.store.figures
     assert counted.entries == 2
     assert (await world.restart()).figures.bytes == counted.bytes
+
+
+async def test_what_is_rolled_back_is_not_counted_whatever_runs_beside_it(world: World) -> None:
+    await world.store.put(record("a"))
+    before = world.store.figures
+    (pages,) = await world.database.run(lambda c: c.execute("PRAGMA page_count").fetchone())
+    await world.database.run(lambda c: c.execute(f"PRAGMA max_page_count = {pages + 5}") and None)
+    big = [record(f"small{n}") for n in range(3)] + [record("big", size=100_000)]
+    rows = [(one, records.pack(one)) for one in big]
+    changes = [world.store._changed(partial(world.store._table.insert, rows)) for _ in range(3)]
+    others = [world.store._changed(partial(world.store._table.delete, "none")) for _ in range(3)]
+    mixed = [one for pair in zip(others, changes, strict=True) for one in pair]
+    done = await asyncio.gather(*mixed, return_exceptions=True)
+    assert [type(one) for one in done] == [bool, Unavailable] * 3
+    await world.store.delete("none")
+    assert world.store.figures.entries == before.entries
+    assert world.store.figures.bytes == before.bytes
+
+
+async def test_a_record_that_can_not_be_packed_is_counted_and_held_up_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = records.pack
+
+    def failing(one: Record) -> records.Packed:
+        if one.id == "bad":
+            raise MemoryError("no room")
+        return pack(one)
+
+    monkeypatch.setattr(records, "pack", failing)
+    for name in ("bad", "good"):
+        one = record(name)
+        world.store.keep(one)
+        world.store.write(one)
+        await world.store.close()
+    assert await found(world.store, "bad", "good") == ["good"]
+    assert world.store.figures.unstored == 1
+    assert world.store._fresh == {}
+
+
+async def test_a_delete_that_the_file_refuses_deletes_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.close()
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.01)
+    world.make()
+    await world.open()
+    stored, kept = record("stored"), record("kept")
+    await world.store.put(stored)
+    world.store.keep(kept)
+    other = sqlite3.connect(world.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for name in ("stored", "kept"):
+        with pytest.raises(Unavailable, match="locked"):
+            await world.store.delete(name)
+    other.close()
+    assert await world.store.get("kept") is kept
+    world.store.write(kept)
+    store = await world.restart()
+    assert await found(store, "stored", "kept") == ["stored", "kept"]
 
 
 async def test_a_record_that_is_deleted_while_it_is_packed_does_not_come_back(
