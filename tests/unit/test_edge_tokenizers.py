@@ -71,7 +71,8 @@ async def test_of_many_models_asked_for_at_once_two_are_read_at_a_time_and_each_
     held, names = Tokenizers(), ["a", "b", "c", "d", "e", "f"]
     models = [model(tmp_path, name) for name in names]
     await asyncio.gather(*(held.of(one) for one in [*models, *models]))
-    assert (sorted(opened.names), opened.most_at_once) == (names, 2)
+    assert sorted(opened.names) == names
+    assert opened.most_at_once <= 2
     await asyncio.gather(*(held.of(one) for one in models[-2:]))
     assert opened.names[6:] == []
 
