@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxpool.parent.edge.responses_sinks import Tee
+from mlxpool.parent.history import folding as folding_module
 from mlxpool.parent.history import recorder as module
 from mlxpool.parent.history import streams
 from mlxpool.parent.history.folding import Folding
@@ -81,8 +84,8 @@ async def test_a_stream_that_breaks_off_anywhere_fails_with_what_it_had_said(pas
     made, kept = recorder()
     for piece in EVENTS[:passed]:
         await made.passing(piece)
-    made.failing = error("worker_crashed", "it died")
-    last = await made.passing(b"whatever an exchange says")
+    last = await made.end("failed", error("worker_crashed", "it died"))
+    assert await made.passing(last) == last  # the exchange sends what it was given
     told = [msgspec.json.decode(text) for text in streams.events_of(b"".join(EVENTS[:passed]) + last)]
     assert [one["sequence_number"] for one in told] == list(range(len(told)))
     assert told[0]["type"] == "response.created"
@@ -117,7 +120,7 @@ def test_an_item_that_was_cut_has_what_was_said_of_it() -> None:
     told += call.flush()
     folding = Folding()
     folding.feed(b"".join(event(kind, n, **fields) for n, (kind, fields) in enumerate(told)))
-    message, reasoning, cut = folding.output()
+    message, reasoning, cut = msgspec.json.decode(folding.output())
     assert message["content"][0]["text"] == "one two"
     assert message["content"][0]["logprobs"] == [LOGPROB, LOGPROB]
     assert unseal(reasoning["encrypted_content"]) == "hm"
@@ -145,11 +148,123 @@ async def test_a_stream_too_long_to_hold_is_read_as_it_goes_and_its_end_is_right
         if not made.noted(piece):
             await made.passing(piece)
     assert made.dropped > 0
-    assert sum(map(len, made.pieces)) < 4000
+    assert sum(map(len, made.pieces)) == made.held_bytes < 4000
     await made.end("cancelled")
     response, events = kept[0]
     assert events is None
     assert msgspec.json.decode(response)["output"][:4] == RESPONSE["output"][:4]
+
+
+async def test_the_newer_half_of_a_long_stream_stays_for_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES", 4000)
+    made, _ = recorder()
+    for piece in EVENTS[:-1]:
+        await made.passing(piece)
+        assert made.held_bytes > 1000 or not made.dropped
+    assert made.dropped > 0
+    assert made.pieces == EVENTS[made.dropped : -1]
+
+
+async def test_an_end_that_is_interrupted_and_told_again_tells_what_was_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES", 2000)
+    made, kept = recorder()
+    machine = Message("msg_1", 0)
+    told = machine.begin()
+    for number in range(40):
+        machine.add(f"{number} ", None)
+        told += machine.flush()
+    for number, (kind, fields) in enumerate(told, 1):
+        await made.passing(event(kind, number, **fields))
+    ending = asyncio.create_task(made.end("failed", error("worker_crashed", "it died")))
+    await asyncio.sleep(0)
+    ending.cancel()
+    await asyncio.gather(ending, return_exceptions=True)
+    assert await made.end("cancelled")
+    final = msgspec.json.decode(kept[0][0])
+    assert final["output"][0]["content"][0]["text"] == "".join(f"{number} " for number in range(40))
+    assert (final["status"], final["error"]["message"]) == ("failed", "it died")
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_stream_that_ends_with_an_error_event_has_failed_with_its_reason(together: bool) -> None:
+    made, kept = recorder()
+    said = b"".join(EVENTS[:5])
+    bad = event("error", 5, code="worker_crashed", message="it broke", param=None)
+    if together:
+        sent = await made.passing(said + bad)
+    else:
+        sent = await made.passing(said) + await made.passing(bad)
+    told = [msgspec.json.decode(text) for text in streams.events_of(sent)]
+    assert [one["sequence_number"] for one in told] == list(range(6))
+    assert told[-1]["type"] == "response.failed"
+    assert told[-1]["response"]["error"]["type"] == "worker_crashed"
+    assert told[-1]["response"]["error"]["message"] == "it broke"
+    ((response, events),) = kept
+    assert (msgspec.json.decode(response), b"".join(events)) == (told[-1]["response"], sent)
+
+
+@pytest.mark.parametrize(
+    "data", [b"event: error\ndata: 5\n\n", b"event: error\n\n", b'event: error\ndata: {"code":7}\n\n']
+)
+async def test_an_error_event_that_says_nothing_is_a_failure_all_the_same(data: bytes) -> None:
+    made, kept = recorder()
+    await made.passing(data)
+    assert msgspec.json.decode(kept[0][0])["error"]["type"] == "internal_error"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b'event: response.created\ndata: {"type":"response.created","sequence_number":"x"}\n\n',
+        event("response.created", 0, response=[]),
+        event("response.output_item.added", 1, output_index=0, item={"type": "message", "content": None})
+        + event("response.content_part.added", 2, output_index=0, part={"text": ""}),
+        b"event: x\ndata: \xff\n\n",
+    ],
+)
+async def test_a_stream_that_can_not_be_read_ends_and_is_kept(bad: bytes) -> None:
+    made, kept = recorder()
+    await made.passing(bad)
+    assert (await made.end("failed", error("worker_crashed", "it died"))).count(
+        b"event: response.failed\n"
+    ) == 1
+    final = msgspec.json.decode(kept[0][0])
+    assert (final["status"], final["output"], final["metadata"]) == ("failed", [], {"k": "v"})
+
+
+def test_log_probabilities_of_a_cut_item_stay_bytes_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(count: int) -> Any:
+        machine = Message("msg_1", 0)
+        told = machine.begin()
+        for _ in range(count):
+            machine.add("b", [LOGPROB])
+            told += machine.flush()
+        folding = Folding()
+        folding.feed(b"".join(event(kind, n, **fields) for n, (kind, fields) in enumerate(told)))
+        return msgspec.json.decode(folding.output())[0]["content"][0]
+
+    monkeypatch.setattr(folding_module, "LOGPROB_BYTES", 10 * len(msgspec.json.encode(LOGPROB)))
+    assert cut(10)["logprobs"] == [LOGPROB] * 10
+    assert (cut(11)["logprobs"], cut(11)["text"]) == ([], "b" * 11)
+
+
+async def test_a_long_stream_with_log_probabilities_takes_no_more_memory_than_its_bytes() -> None:
+    many = [{**LOGPROB, "top_logprobs": [LOGPROB] * 20}]
+    machine = Message("msg_1", 0)
+    told = machine.begin()
+    machine.add("b", many)
+    delta = machine.flush()
+    folding = Folding()
+    folding.feed(b"".join(event(kind, n, **fields) for n, (kind, fields) in enumerate(told)))
+    piece = b"".join(event(kind, 9, **fields) for kind, fields in delta)
+    tracemalloc.start()
+    for _ in range(1000):
+        folding.feed(piece)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1.5 * 1000 * len(piece)
 
 
 async def test_a_long_stream_is_kept_without_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +281,7 @@ def test_events_behind_a_number_are_found_by_their_lines() -> None:
         assert streams.after(whole, number) == b"".join(EVENTS[number + 1 :])
     assert streams.after(whole, len(EVENTS) - 1) == b""
     assert streams.after(b"", 0) == b""
+    assert [streams.last_number(b"".join(EVENTS[:count])) for count in (0, 1, 8)] == [-1, 0, 7]
 
 
 def test_only_a_last_event_ends_a_stream() -> None:
@@ -173,6 +289,7 @@ def test_only_a_last_event_ends_a_stream() -> None:
     assert streams.final_response(b"".join(EVENTS)) is not None
     assert streams.final_response(EVENTS[-1] + EVENTS[0]) is None
     assert all(streams.final_response(one) is None for one in EVENTS[:-1])
+    assert [streams.ends(one) for one in EVENTS] == [False] * (len(EVENTS) - 1) + [True]
     said = event("response.output_text.delta", 1, delta="\n\nevent: response.completed\ndata: {}\n\n")
     assert streams.final_response(said) is None
 
