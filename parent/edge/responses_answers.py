@@ -13,34 +13,30 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
 
 import msgspec
 
-from mlxpool.parent.faults import Damaged, Unavailable
 from mlxpool.parent.history import records, resolve
 from mlxpool.parent.history.recorder import Recorder
 from mlxpool.parent.history.records import Record
-from mlxpool.parent.history.resolve import Ask, Resolved, Source
+from mlxpool.parent.history.resolve import Ask, Resolved, Source, shifted_error
 from mlxpool.parent.history.store import HistoryStore
 from mlxpool.parent.library import Library
+from mlxpool.shared.api import responses
 from mlxpool.shared.api.read import invalid
-from mlxpool.shared.api.response_events import output_as_input
-from mlxpool.shared.config import seconds_text
 from mlxpool.shared.control import HEADER_PREVIOUS_ID
 from mlxpool.shared.errors import ApiError, error
-from mlxpool.shared.text import cut
 
 from .head import Head
-from .relay import LARGE_BODY_BYTES, Relay
+from .relay import MakePreamble, Relay
+from .responses_lookup import Lookup, maybe_apart
 from .responses_sinks import RecordedPreamble, Tee
 from .sink import Sink
 
 logger = logging.getLogger("mlxpool.history")
 
 PATH = "/v1/responses"
-# After a disk that was full or a file that was locked.
-RETRY_AFTER_S = 5.0
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -71,20 +67,32 @@ class Prepared(msgspec.Struct, frozen=True):
 
 async def read_ask(body: bytes) -> Ask:
     """`resolve.read_ask` without holding up others."""
-    if len(body) > LARGE_BODY_BYTES:
-        return await asyncio.to_thread(resolve.read_ask, body)
-    return resolve.read_ask(body)
+    ask: Ask = await maybe_apart(len(body), resolve.read_ask, body)
+    return ask
+
+
+async def check(resolved: Resolved) -> None:
+    """Raises ApiError 400 for what a worker would refuse, counted from the client's own first item."""
+    try:
+        await maybe_apart(len(resolved.body), responses.parse, resolved.body)
+    except ApiError as err:
+        raise shifted_error(err, resolved.shift) from None
+
+
+def preamble_of(prepared: Prepared, asked: str, recorder: Recorder) -> RecordedPreamble:
+    """What speaks for its stream. asked: the model's name as the client wrote it."""
+    resolved = prepared.resolved
+    return RecordedPreamble(asked, resolved.fields, prepared.previous, recorder, resolved.shift)
 
 
 class Answers:
-    """find_running: the record of a response that still runs, by its id. max_body_bytes: see
-    `resolve.resolve`."""
+    """lookup: what bodies refer to. max_body_bytes: see `resolve.resolve`."""
 
     def __init__(self, relay: Relay, library: Library, store: HistoryStore, max_body_bytes: int) -> None:
         self.relay = relay
         self.library = library
         self.store = store
-        self.find_running: Callable[[str], Record | None] = lambda _: None
+        self.lookup = Lookup(store)
         self._max_body_bytes = max_body_bytes
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -98,57 +106,38 @@ class Answers:
         """Looks up what the body refers to. own: a record that this client alone can go on from. forced:
         fields with other values than the client's. Raises ApiError 400, 404, 413 and 503."""
         limits = self.store.figures
-        store = ask.store and self.store.is_on
-        if ask.store and not store:
+        store = ask.store and forced.get("store") is not False
+        if store and not self.store.is_on:
             if ask.background:
                 raise invalid("background", "background needs history, which is off (see [history])")
-            forced = {**forced, "store": False}
-        source = None
+            forced, store = {**forced, "store": False}, False
+        if own is not None and 0 < limits.max_age_s <= time.time() - own.created:
+            own = None
+        source: Source | None = None
         if ask.previous is not None:
-            is_own = own is not None and own.id == ask.previous
-            record = own if is_own and own is not None else await self.find(ask.previous, resolve.PREVIOUS)
-            large = len(record.input) > LARGE_BODY_BYTES
-            source = await _maybe_apart(large, resolve.source_of, record)
-        items = {name: await self._item(index, name, own) for index, name in ask.references.items()}
-        large = len(ask.body) + (0 if source is None else sum(map(len, source.items))) > LARGE_BODY_BYTES
-        resolved = await _maybe_apart(large, self._resolve, ask, source, items, forced)
+            if own is None or own.id != ask.previous:
+                record = await self.lookup.find(ask.previous, resolve.PREVIOUS)
+            else:
+                record = own
+            source = await maybe_apart(len(record.input) + len(record.response), resolve.source_of, record)
+        items = await self.lookup.items(ask, own, self._max_body_bytes) if ask.references else {}
+        length = len(ask.body) + sum(len(items[item_id]) for item_id in ask.references.values())
+        work = partial(resolve.resolve, max_body_bytes=self._max_body_bytes, forced=forced)
+        resolved: Resolved = await maybe_apart(
+            length + (0 if source is None else source.length), work, ask, source, items
+        )
         length = len(resolved.input or b"")
         if store and length > limits.max_bytes:
+            way_out = "send store: false without background" if ask.background else "send store: false"
             raise error(
                 "body_too_large",
                 f"the input is {length} bytes, more than history.max_bytes ({limits.max_bytes}) lets be"
-                " stored; send store: false, or raise it",
+                f" stored; {way_out}, or raise it",
                 param="input",
             )
         if "stream" in forced:
             head = msgspec.structs.replace(head, stream=forced["stream"])
         return Prepared(resolved, head, ask.previous, store, ask.background)
-
-    async def find(self, response_id: str, param: str | None = None) -> Record:
-        """A response by its id, also one that still runs. Raises ApiError 404, and 503."""
-        running = self.find_running(response_id)
-        if running is not None:
-            return running
-        shown = cut(repr(response_id))
-        try:
-            record = await self.store.get(response_id)
-        except Damaged:
-            raise error(
-                "response_not_found",
-                f"the stored response {shown} is damaged and can't be read; send its conversation as input",
-                param=param,
-            ) from None
-        except Unavailable as err:
-            raise unavailable(err) from None
-        if record is None:
-            age = seconds_text(self.store.figures.max_age_s)
-            raise error(
-                "response_not_found",
-                f"there is no response {shown}: it was not stored, was deleted, or made room for newer ones"
-                f" (history.max_age is {age}); send its conversation as input",
-                param=param,
-            )
-        return record
 
     async def answer(
         self,
@@ -169,31 +158,36 @@ class Answers:
                 kept(record)
 
         recorder = Recorder(keep)
+        tee = Tee(sink, recorder, prepared.resolved.shift)
+        ends_as: tuple[str, ApiError | None] = ("failed", error("internal_error", "the server failed"))
         try:
             await self.carry(
-                prepared, request_id, Tee(sink, recorder, prepared.resolved.shift), recorder, begun
+                prepared, request_id, tee, partial(preamble_of, prepared, recorder=recorder), begun
             )
         except (asyncio.CancelledError, ConnectionError):
-            if sink.started and not recorder.has_ended():
-                self._end_later(recorder, prepared, lambda: record)
+            ends_as = ("cancelled", None)
             raise
         finally:
+            if sink.started and not recorder.has_ended():
+                self._end_later(recorder, ends_as, prepared, lambda: record)
             self.write(prepared, record)
 
     async def carry(
-        self, prepared: Prepared, request_id: str, sink: Sink, recorder: Recorder, begun: float | None = None
+        self,
+        prepared: Prepared,
+        request_id: str,
+        sink: Sink,
+        make_preamble: MakePreamble,
+        begun: float | None = None,
     ) -> None:
         """To the worker and back, without any record. Raises like `Relay.carry`."""
-        resolved = prepared.resolved
         await self.relay.carry(
-            resolved.body,
+            prepared.resolved.body,
             prepared.head,
             PATH,
             request_id,
             sink,
-            lambda asked: RecordedPreamble(
-                asked, resolved.fields, prepared.previous, recorder, resolved.shift
-            ),
+            make_preamble,
             prepared.headers,
             begun,
         )
@@ -219,56 +213,19 @@ class Answers:
         if self._ending:
             await asyncio.wait(self._ending)
 
-    def _resolve(
+    def _end_later(
         self,
-        ask: Ask,
-        source: Source | None,
-        items: Mapping[str, list[dict[str, Any]]],
-        forced: Mapping[str, object],
-    ) -> Resolved:
-        return resolve.resolve(ask, source, items, max_body_bytes=self._max_body_bytes, forced=forced)
-
-    async def _item(self, index: int, item_id: str, own: Record | None) -> list[dict[str, Any]]:
-        """What stands for a reference."""
-        try:
-            is_own = own is not None and item_id in own.items
-            record = own if is_own else await self.store.holder_of(item_id)
-        except Damaged:
-            record = None
-        except Unavailable as err:
-            raise unavailable(err) from None
-        output = [] if record is None else msgspec.json.decode(record.response)["output"]
-        found = [item for item in output if item.get("id") == item_id]
-        if not found:
-            raise invalid(
-                f"input[{index}].id",
-                f"input[{index}] refers to item {cut(repr(item_id))}, which no stored response has; send the"
-                " item itself",
-            )
-        return output_as_input(found)
-
-    def _end_later(self, recorder: Recorder, prepared: Prepared, record: Callable[[], Record | None]) -> None:
+        recorder: Recorder,
+        ends_as: tuple[str, ApiError | None],
+        prepared: Prepared,
+        record: Callable[[], Record | None],
+    ) -> None:
         """The client has left, and its handler must: what it heard is read without it."""
 
         async def end() -> None:
-            await recorder.end("cancelled")
+            await recorder.end(*ends_as)
             self.write(prepared, record())
 
         task = asyncio.get_running_loop().create_task(end())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
-
-
-def unavailable(err: Unavailable) -> ApiError:
-    """503 for a history that can't be read now."""
-    return ApiError(
-        503,
-        "internal_error",
-        f"the history can't be read just now ({err}); try again",
-        retry_after_s=RETRY_AFTER_S,
-    )
-
-
-async def _maybe_apart(large: bool, work: Callable[..., Any], *args: Any) -> Any:
-    """`work(*args)`, off the loop where it takes long."""
-    return await asyncio.to_thread(work, *args) if large else work(*args)

@@ -54,6 +54,7 @@ class Run:
         self._prepared = prepared
         self._request_id = request_id
         self._final: Record | None = None
+        self._is_begun = False  # its task has made its first step
         self._is_ending = False  # what it ends as is decided: nothing may interrupt that
         self._is_over = False  # nothing more is said
         self._ends_as: tuple[str, ApiError | None] = ("cancelled", None)
@@ -90,6 +91,8 @@ class Run:
     async def stop(self, status: str, err: ApiError | None = None) -> None:
         """End it now. Returns when its end is recorded, which may be another one, come before."""
         if self._task is not None and not self._task.done():
+            if not self._is_begun:
+                await asyncio.sleep(0)  # a task that is cancelled before its first step ends nothing
             if not self._is_ending:
                 self._ends_as = (status, err)
                 self._task.cancel()
@@ -97,14 +100,15 @@ class Run:
 
     async def follow(self, sink: Sink, after: int) -> None:
         """The stream's events above the number `after`, those to come too, to this sink."""
-        recorder, place, skips = self.recorder, 0, after >= 0
+        recorder, place, skips, sent = self.recorder, 0, after >= 0, b""
         await sink.start(EVENT_STREAM)
         while True:
             news, is_over = self._news, self._is_over
             if place < recorder.dropped:
                 said = "what comes next of this stream is no longer held; poll for the response instead"
+                number = max(after, streams.last_number(sent)) + 1
                 await sink.send(
-                    response_events.event("error", after + 1, code="server_error", message=said, param=None)
+                    response_events.event("error", number, code="server_error", message=said, param=None)
                 )
                 break
             pieces = recorder.pieces[place - recorder.dropped :]
@@ -115,7 +119,7 @@ class Run:
                 skips = not data
             if data:
                 await sink.send(data)
-                after = await maybe_apart(len(data), streams.last_number, data)
+                sent = data
             elif is_over:
                 break
             elif not pieces:
@@ -151,6 +155,7 @@ class Run:
     # ---- inside -----------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        self._is_begun = True
         ends_as: tuple[str, ApiError | None]
         try:
             await self._answers.carry(self._prepared, self._request_id, self, lambda _: self._preamble)
@@ -170,8 +175,8 @@ class Run:
             logger.exception("the end of the background response %s", self.id)
         finally:
             if self._final is None:
-                err = ends_as[1] or error("internal_error", "the end of this response could not be made")
-                self._keep(records.failed(self.queued, err).response, None)
+                reason = ends_as[1] or error("internal_error", "the end of this response could not be made")
+                self._keep(records.failed(self.queued, reason).response, None)
             self._answers.write(self._prepared, self._final)
             self._is_over = True
             self._tell()
@@ -204,8 +209,7 @@ class Background:
 
     async def begin(self, prepared: Prepared, asked: str, request_id: str) -> Run:
         """A run that goes on by itself. Raises ApiError where it can't: too many, or refused by the pool."""
-        if self._closing:
-            raise error("shutting_down", "the server is stopping", retry_after_s=RETRY_AFTER_S)
+        self._check_open()
         if len(self._runs) >= RUNS_LIMIT:
             raise error(
                 "queue_full",
@@ -227,17 +231,19 @@ class Background:
         except BaseException:
             del self._runs[run.id]
             raise
+        try:
+            self._check_open()
+        except ApiError:
+            del self._runs[run.id]
+            await self._withdraw(run)
+            raise
         task = run.begin()
         task.add_done_callback(lambda _: self._runs.pop(run.id, None))
         # One turn of the loop, in which the pool takes it or refuses it.
         await asyncio.sleep(0)
         if run.refused is not None:
             await asyncio.wait([task])
-            try:
-                await self._answers.store.delete(run.id)
-            except (Unavailable, Damaged) as err:
-                # Whoever lists the file finds one that failed; its client was told here.
-                logger.warning("the refused background response %s stays stored: %s", run.id, err)
+            await self._withdraw(run)
             raise run.refused
         return run
 
@@ -248,6 +254,17 @@ class Background:
             "shutting_down", "the server was stopped while this response was under way; send it again"
         )
         await asyncio.gather(*(run.stop("failed", err) for run in list(self._runs.values())))
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise error("shutting_down", "the server is stopping", retry_after_s=RETRY_AFTER_S)
+
+    async def _withdraw(self, run: Run) -> None:
+        """Its client is refused, and never hears its id."""
+        try:
+            await self._answers.store.delete(run.id)
+        except (Unavailable, Damaged) as err:
+            logger.warning("the refused background response %s stays stored: %s", run.id, err)
 
     def _not_stored(self) -> ApiError:
         reason = self._answers.store.figures.reason

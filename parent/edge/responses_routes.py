@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -17,27 +18,27 @@ from mlxpool.parent.faults import Unavailable
 from mlxpool.parent.history import compact, input_items, streams
 from mlxpool.parent.history.recorder import Recorder
 from mlxpool.parent.history.records import Record
-from mlxpool.parent.history.resolve import Ask, Resolved, shifted, shifted_error
+from mlxpool.parent.history.resolve import Ask, shifted
 from mlxpool.parent.history.store import HistoryStore
 from mlxpool.parent.library import Library
-from mlxpool.shared.api import read, responses
+from mlxpool.shared.api import read
 from mlxpool.shared.api.read import invalid, quoted
 from mlxpool.shared.api.response_events import replay
-from mlxpool.shared.errors import ApiError, error
+from mlxpool.shared.errors import error
 from mlxpool.shared.text import cut
 
 from .head import Head
 from .relay import Relay, head_of
 from .reply import REQUEST_ID, json_response
-from .responses_answers import Answers, Prepared, read_ask, unavailable
+from .responses_answers import Answers, Prepared, check, preamble_of, read_ask
 from .responses_background import Background
-from .responses_sinks import Captured
+from .responses_lookup import unavailable
+from .responses_sinks import EVENT_STREAM, Captured
 from .responses_socket import ResponsesSocket
 from .sink import WebSink
 
 _INCLUDE = frozenset({"include", "include[]"})
 _ORDERS: dict[str, input_items.Order] = {"asc": "asc", "desc": "desc"}
-_EVENT_STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 # A number that no event reaches.
 _MAX_NUMBER = 2**53
 
@@ -98,7 +99,7 @@ class ResponseRoutes:
         model = self._answers.library.resolve(head.model)
         prepared = await self._answers.prepare(ask, head, forced={"stream": True})
         # Its client hears of a body's faults now, not from a run that failed.
-        await asyncio.to_thread(_check, prepared.resolved)
+        await check(prepared.resolved)
         run = await self._background.begin(prepared, head.model or model.name, request[REQUEST_ID])
         if not head.stream:
             return web.Response(body=run.queued.response, content_type="application/json")
@@ -115,7 +116,7 @@ class ResponseRoutes:
         if not _flag(query, "stream"):
             if after is not None:
                 raise invalid("starting_after", "starting_after goes with stream=true; leave it out")
-            record = await self._answers.find(request.match_info["id"])
+            record = await self._answers.lookup.find(request.match_info["id"])
             return web.Response(body=record.response, content_type="application/json")
         number = -1 if after is None else after
         sink = WebSink(request)
@@ -123,9 +124,9 @@ class ResponseRoutes:
         if run is not None:
             await run.follow(sink, number)
             return sink.response
-        record = await self._answers.find(request.match_info["id"])
+        record = await self._answers.lookup.find(request.match_info["id"], events=True)
         data = await asyncio.to_thread(_events_of, record, number)
-        await sink.start(_EVENT_STREAM)
+        await sink.start(EVENT_STREAM)
         if data:
             await sink.send(data)
         await sink.end()
@@ -150,7 +151,7 @@ class ResponseRoutes:
         """POST /v1/responses/{id}/cancel"""
         _query(request, set())
         response_id = request.match_info["id"]
-        record = await self._answers.find(response_id)
+        record = await self._answers.lookup.find(response_id)
         if not record.background:
             raise invalid(
                 "id",
@@ -172,7 +173,7 @@ class ResponseRoutes:
             raise invalid("order", f"order is {quoted(query['order'])}; use asc or desc")
         if "before" in query:
             raise invalid("before", "before is not supported; use after, with the other order")
-        record = await self._answers.find(request.match_info["id"])
+        record = await self._answers.lookup.find(request.match_info["id"])
         page = await asyncio.to_thread(
             input_items.page, record.input, limit or input_items.DEFAULT_LIMIT, order, query.get("after")
         )
@@ -189,7 +190,8 @@ class ResponseRoutes:
         resolved = msgspec.structs.replace(prepared.resolved, body=question)
         carried = Prepared(resolved, head, None, store=False, background=False)
         sink = Captured()
-        await self._answers.carry(carried, request[REQUEST_ID], sink, Recorder(lambda *_: None))
+        voice = partial(preamble_of, carried, recorder=Recorder(lambda *_: None))
+        await self._answers.carry(carried, request[REQUEST_ID], sink, voice)
         if sink.status != 200:
             told = shifted(sink.body.decode(errors="replace"), resolved.shift).encode()
             return web.Response(status=sink.status, body=told, headers=dict(sink.headers))
@@ -206,13 +208,6 @@ class ResponseRoutes:
         """GET /api/history"""
         _query(request, set())
         return json_response(self._answers.store.figures)
-
-
-def _check(resolved: Resolved) -> None:
-    try:
-        responses.parse(resolved.body)
-    except ApiError as err:
-        raise shifted_error(err, resolved.shift) from None
 
 
 def _events_of(record: Record, number: int) -> bytes:

@@ -20,6 +20,8 @@ from .input_items import listed
 
 # About five thousand tokens.
 KEPT_CHARS = 20_000
+# Of a summary whose request says no max_output_tokens: a model that repeats itself would fill its context.
+MAX_TOKENS = 4096
 
 INSTRUCTION = (
     "Summarise the conversation so far for yourself: it will be taken away, and you will go on from your"
@@ -56,11 +58,13 @@ def check(raws: Mapping[str, msgspec.Raw]) -> None:
 
 def question(raws: Mapping[str, msgspec.Raw], given: bytes | None) -> bytes:
     """The body that asks for the summary of a conversation. Raises ApiError 400 where there is none."""
-    if given is None or given.strip() == b"[]":
+    inner = b"" if given is None else given.strip()[1:-1].strip()
+    if not inner:
         raise read.invalid("input", "there is nothing to compact; send input, previous_response_id or both")
     turn = msgspec.json.encode({"type": "message", "role": "user", "content": INSTRUCTION})
     body = {name: raws[name] for name in _PASSED_ON if name in raws}
-    inner = given.strip()[1:-1]
+    if bytes(body.get("max_output_tokens", msgspec.Raw(b"null"))) == b"null":
+        body["max_output_tokens"] = msgspec.Raw(b"%d" % MAX_TOKENS)
     body["input"] = msgspec.Raw(b"[%b,%b]" % (inner, turn))
     body["store"] = msgspec.Raw(b"false")
     return msgspec.json.encode(body)
@@ -70,12 +74,21 @@ class _Answer(msgspec.Struct):
     output: list[dict[str, Any]]
     usage: dict[str, Any] | None
     created_at: int
+    status: str
+    max_output_tokens: int | None = None
 
 
 def compacted(answer: bytes, given: bytes, new_id: str, item_id: str) -> dict[str, Any]:
     """The compaction. answer: the response that holds the summary. given: the conversation, a JSON list.
-    Raises ApiError 500 where the model said nothing."""
+    Raises ApiError 400 for a summary that was cut, and 500 where the model said nothing."""
     told = msgspec.json.decode(answer, type=_Answer)
+    if told.status != "completed":
+        limit = told.max_output_tokens or MAX_TOKENS
+        raise read.invalid(
+            "max_output_tokens",
+            f"the summary was cut: it did not end within max_output_tokens ({limit}), or the model's context;"
+            " the conversation is as it was. Raise max_output_tokens, or compact a shorter one",
+        )
     summary = "".join(
         part["text"]
         for item in told.output

@@ -1,7 +1,8 @@
 """`GET /v1/responses/{id}/input_items`: the input of a response, a page at a time.
 
-Items have ids, so that a page can begin behind one. One that a client gave without is named after what it
-says and where it stands: the same in every response of its conversation. Pure.
+Items have ids, so that a page can begin behind one. One that a client gave without, or with the id of an
+earlier one, is named after what it says and where it stands: the same in every response of its conversation.
+Pure.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _PREFIXES = {
 
 def listed(given: bytes) -> list[dict[str, Any]]:
     """The items of a stored input, each with an id, and as answers write them."""
-    return [_shown(bytes(raw), index) for index, raw in enumerate(_lists.decode(given))]
+    seen: set[str] = set()
+    return [_shown(bytes(raw), index, seen) for index, raw in enumerate(_lists.decode(given))]
 
 
 def page(given: bytes, limit: int, order: Order, after: str | None) -> dict[str, Any]:
@@ -54,12 +56,13 @@ def page(given: bytes, limit: int, order: Order, after: str | None) -> dict[str,
     }
 
 
-def _shown(raw: bytes, index: int) -> dict[str, Any]:
+def _shown(raw: bytes, index: int, seen: set[str]) -> dict[str, Any]:
     item = _decoded(raw)
     kind = item.setdefault("type", "message")
-    if not isinstance(item.get("id"), str) or not item["id"]:
+    if not isinstance(item.get("id"), str) or not item["id"] or item["id"] in seen:
         digest = hashlib.blake2b(b"%d:%b" % (index, raw), digest_size=12).hexdigest()
         item["id"] = f"{_PREFIXES.get(str(kind), 'item')}_{digest}"
+    seen.add(item["id"])
     if item.get("status") is None:
         item["status"] = "completed"
     if kind == "message" and isinstance(item.get("content"), str):

@@ -22,6 +22,8 @@ from .records import UNFINISHED, Record
 PREVIOUS = "previous_response_id"
 # The parent's own affairs: a worker hears of none of them in a body.
 _STRIPPED = (PREVIOUS,)
+# Each may be an item of another response, which is read for it.
+REFERENCES_LIMIT = 1024
 
 _bodies = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _lists = msgspec.json.Decoder(list[msgspec.Raw])
@@ -90,10 +92,15 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 class Source(NamedTuple):
-    """The items before a body's own, and what is said with them. raws: JSON of each item."""
+    """The items before a body's own, JSON of each, and what is said with them."""
 
     items: list[bytes]
     instructions: bytes
+
+    @property
+    def length(self) -> int:
+        """Bytes of all items."""
+        return sum(map(len, self.items))
 
 
 def read_ask(body: bytes) -> Ask:
@@ -113,6 +120,8 @@ def _read_ask(body: bytes) -> Ask:
     previous = read.string(PREVIOUS, _value(raws, PREVIOUS))
     store = read.boolean("store", _value(raws, "store"), True)
     background = read.boolean("background", _value(raws, "background"), False)
+    # Where every answer is a stream the worker never sees what the client wrote.
+    read.boolean("stream", _value(raws, "stream"), False)
     if background and not store:
         raise read.invalid(
             "background", "background works with stored responses alone; leave store out, or send store true"
@@ -135,16 +144,16 @@ def source_of(record: Record) -> Source:
 def resolve(
     ask: Ask,
     source: Source | None,
-    items: Mapping[str, list[dict[str, Any]]],
+    items: Mapping[str, bytes],
     *,
     max_body_bytes: int,
     forced: Mapping[str, object] = {},
 ) -> Resolved:
     """The body for a worker.
 
-    source: of the response that it goes on from. items: what stands in place of each of its references.
-    forced: fields that are to have other values than the client's. Raises ApiError 400 for an input that
-    nothing can be put before; 413 where the whole conversation is longer than a body may be.
+    source: of the response that it goes on from. items: by its id, JSON of the item that stands in place of
+    each reference. forced: fields that are to have other values than the client's. Raises ApiError 400 for an
+    input that nothing can be put before; 413 where the whole conversation is longer than a body may be.
     """
     raws = {name: raw for name, raw in ask.raws.items() if name not in _STRIPPED}
     given = ask.raws.get("input")
@@ -155,22 +164,39 @@ def resolve(
         body = msgspec.json.encode(raws) if changed else ask.body
         return Resolved(body, raws, _as_list(given))
     own = _items(given)
-    for index in sorted(ask.references, reverse=True):
-        own[index : index + 1] = map(msgspec.json.encode, items[ask.references[index]])
+    for index, item_id in ask.references.items():
+        own[index] = items[item_id]
     before = source.items if source is not None else []
+    # Asked before anything is joined: an item may be named a thousand times.
+    check_length(sum(map(len, before)) + sum(map(len, own)), max_body_bytes, ask)
     whole = b"[%b]" % b",".join([*before, *own])
     raws["input"] = msgspec.Raw(whole)
     if source is not None and _is_absent(raws.get("instructions")):
         raws["instructions"] = msgspec.Raw(source.instructions)
     body = msgspec.json.encode(raws)
-    if len(body) > max_body_bytes:
+    check_length(len(body), max_body_bytes, ask)
+    return Resolved(body, raws, whole, len(before))
+
+
+def check_length(length: int, max_body_bytes: int, ask: Ask) -> None:
+    """Raises ApiError 413 for a conversation of this many bytes or more."""
+    if length > max_body_bytes:
         raise error(
             "body_too_large",
-            f"the conversation is {len(body)} bytes with what came before, over the limit of"
+            f"the conversation is {length} bytes with what came before, over the limit of"
             f" {max_body_bytes // 2**20} MiB; shorten it with POST /v1/responses/compact and go on from that",
-            param=PREVIOUS if source is not None else "input",
+            param="input" if ask.previous is None else PREVIOUS,
         )
-    return Resolved(body, raws, whole, len(before))
+
+
+def items_of(record: Record) -> dict[str, bytes | None]:
+    """By its id, each item of its output as input has it; None for a call that was cut."""
+    items: dict[str, bytes | None] = {}
+    for item in _earlier.decode(record.response).output:
+        if isinstance(item_id := item.get("id"), str):
+            said = output_as_input([item])
+            items[item_id] = msgspec.json.encode(said[0]) if said else None
+    return items
 
 
 def shifted(text: str, shift: int) -> str:
@@ -209,6 +235,12 @@ def _references_in(raw: msgspec.Raw | None) -> dict[int, str]:
         reference = _references.decode(item)
         if reference.type == "item_reference":
             found[index] = read.filled(f"input[{index}].id", reference.id)
+    if len(found) > REFERENCES_LIMIT:
+        raise read.invalid(
+            "input",
+            f"input refers to {len(found)} items, and at most {REFERENCES_LIMIT} work; send"
+            f" {PREVIOUS}, or the items themselves",
+        )
     return found
 
 

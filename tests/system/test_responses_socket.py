@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
+from mlxpool.parent.edge import responses_socket
+from mlxpool.parent.edge.responses_socket import Held
+from mlxpool.parent.history.records import Record
 from tests.tools.responses_client import TERMINAL, fetch, respond, said, text_of
 from tests.tools.scripted_script import expected_text, make_scripted_model
 from tests.tools.served import Served, serve, until
@@ -114,6 +118,7 @@ BAD = [
     (CREATE + '"generate": "no"}', "invalid_request", "generate"),
     (CREATE + '"colour": 1}', "unsupported_parameter", "colour"),
     (CREATE + '"store": "\\ud800"}', "invalid_request", None),
+    (CREATE + '"stream": "yes"}', "invalid_request", "stream"),
     ('{"type": "\\ud800"}', "invalid_request", None),
     ('{"a":' * 200_000, "invalid_request", None),
 ]
@@ -142,6 +147,115 @@ async def test_generate_false_makes_a_beginning_to_go_on_from(tmp_path: Path) ->
         told = await client.response()
         assert (text_of(told), told["instructions"]) == (expected_text("a", "go", 3), "Be brief.")
         assert await said(served, told["id"]) == [("user", "rules"), ("user", "go")]
+
+
+async def test_the_next_turn_may_be_sent_the_moment_that_the_last_one_ended(tmp_path: Path) -> None:
+    async with serve(tmp_path, models=models(tmp_path), scripted=True) as served, talk(served) as client:
+        before: dict[str, Any] = {}
+        for turn in range(10):
+            more = {"previous_response_id": before["id"]} if turn % 2 else {}
+            await client.create(f"turn {turn}", generate=turn % 3 > 0, **more)
+            before = await client.response()
+            assert before["status"] == "completed"
+            await client.create(model="nobody")
+            assert (await client.error())[0] == 404
+
+
+async def test_what_was_deleted_is_gone_for_the_connection_that_said_it(tmp_path: Path) -> None:
+    async with serve(tmp_path, models=models(tmp_path), scripted=True) as served, talk(served) as client:
+        await client.create("one")
+        one = await client.response()
+        assert (await served.request("DELETE", f"/v1/responses/{one['id']}")).status == 200
+        await client.create("two", previous_response_id=one["id"])
+        assert await client.error() == (404, "response_not_found", "previous_response_id")
+
+
+async def test_what_was_not_stored_is_too_old_as_soon_as_what_was(tmp_path: Path) -> None:
+    config = '[history]\nmax_age = "1s"\n'
+    async with (
+        serve(tmp_path, models=models(tmp_path), scripted=True, config=config) as served,
+        talk(served) as client,
+    ):
+        await client.create("one", store=False)
+        one = await client.response()
+        await asyncio.sleep(1.1)
+        await client.create("two", previous_response_id=one["id"])
+        assert await client.error() == (404, "response_not_found", "previous_response_id")
+
+
+async def test_without_a_history_the_connection_goes_on_from_what_it_said_last(tmp_path: Path) -> None:
+    config = "[history]\nmax_age = 0\n"
+    async with (
+        serve(tmp_path, models=models(tmp_path), scripted=True, config=config) as served,
+        talk(served) as client,
+    ):
+        await client.create("one")
+        one = await client.response()
+        named = [{"type": "item_reference", "id": one["output"][0]["id"]}, {"role": "user", "content": "two"}]
+        await client.create(named, previous_response_id=one["id"])
+        assert text_of(await client.response()) == expected_text("a", "two", 3)
+
+
+async def test_a_refusal_counts_the_clients_own_items_whatever_is_generated(tmp_path: Path) -> None:
+    async with serve(tmp_path, models=models(tmp_path), scripted=True) as served, talk(served) as client:
+        await client.create("one")
+        one = await client.response()
+        for generate in (True, False):
+            given = [{"role": "user", "content": "x"}, {"type": "wish"}]
+            await client.create(given, previous_response_id=one["id"], generate=generate)
+            told = await client.hear()
+            assert told["status"] == 400
+            assert "input[1]" in told["error"]["message"]
+
+
+async def test_a_refusal_says_when_to_come_back(tmp_path: Path) -> None:
+    folder = models(tmp_path, load_s=30.0)
+    async with (
+        serve(tmp_path, models=folder, scripted=True, settings={"pool.queue_limit": "1"}) as served,
+        talk(served) as client,
+        talk(served) as other,
+    ):
+        await client.create("waits")
+        await until(lambda: _waits(served))
+        await other.create("one too many")
+        told = await other.hear()
+        assert (told["status"], told["error"]["code"]) == (429, "queue_full")
+        assert int(told["headers"]["retry-after"]) >= 1
+
+
+async def _waits(served: Served) -> bool:
+    return await served.state("a") == "loading"
+
+
+def test_connections_hold_their_last_records_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(name: str) -> Record:
+        return Record(name, 0.0, "completed", "a", False, None, b"[]" + b" " * 600, b"{}", (b"x" * 10_000,))
+
+    monkeypatch.setattr(responses_socket, "HELD_BYTES", 2000)
+    held = Held()
+    for name in ("one", "two", "three"):
+        held.hold(name, record(name))
+    assert held.of("one") is None
+    assert [held.of(name) for name in ("two", "three")] == [
+        msgspec.structs.replace(record(name), events=None) for name in ("two", "three")
+    ]
+    held.hold("two", record("more"))
+    held.drop("three")
+    held.hold("one", record("one"))
+    assert [bool(held.of(name)) for name in ("one", "two", "three")] == [True, True, False]
+
+
+async def test_a_connection_too_many_is_refused(tmp_path: Path) -> None:
+    async with serve(tmp_path, models=models(tmp_path), scripted=True) as served:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(responses_socket.CONNECTIONS_LIMIT):
+                await stack.enter_async_context(talk(served))
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await served.client.ws_connect(f"{served.url}/v1/responses")
+            assert refused.value.status == 429
+        async with talk(served) as client:
+            await client.create()
+            assert (await client.response())["status"] == "completed"
 
 
 async def test_a_worker_that_dies_ends_the_response_and_not_the_connection(tmp_path: Path) -> None:

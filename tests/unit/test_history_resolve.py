@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 
 from mlxpool.parent.history import compact, input_items
 from mlxpool.parent.history.records import Record
-from mlxpool.parent.history.resolve import Ask, Resolved, read_ask, resolve, shifted, source_of
+from mlxpool.parent.history.resolve import Ask, Resolved, items_of, read_ask, resolve, shifted, source_of
 from mlxpool.shared.api import responses
 from mlxpool.shared.api.response_object import unseal
 from mlxpool.shared.errors import ApiError
@@ -104,9 +105,45 @@ def test_items_stand_in_place_of_their_references() -> None:
         ]
     )
     assert asked.references == {0: "a", 2: "b", 3: "a"}
-    body = json.loads(made(asked, items={"a": [{"n": 1}, {"n": 2}], "b": []}).body)
+    body = json.loads(made(asked, items={"a": b'{"n":1}', "b": b'{"n":2}'}).body)
     user = {"role": "user", "content": '"item_reference"'}
-    assert body["input"] == [{"n": 1}, {"n": 2}, user, {"n": 1}, {"n": 2}]
+    assert body["input"] == [{"n": 1}, user, {"n": 2}, {"n": 1}]
+
+
+def test_an_item_that_is_named_too_often_is_refused_before_it_is_written_out() -> None:
+    asked = ask(input=[{"type": "item_reference", "id": "a"}] * 1000)
+    item = b'{"n":"%b"}' % (b"x" * 100_000)
+    tracemalloc.start()
+    with pytest.raises(ApiError, match="100008000 bytes") as refused:
+        made(asked, items={"a": item})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (refused.value.status, refused.value.param) == (413, "input")
+    assert peak < 10**6
+    most = ask(input=[{"type": "item_reference", "id": "a"}] * 1024)
+    assert len(most.references) == 1024
+    with pytest.raises(ApiError, match="1025 items.*1024") as refused:
+        ask(input=[{"type": "item_reference", "id": "a"}] * 1025)
+    assert (refused.value.status, refused.value.param) == (400, "input")
+
+
+def test_items_of_an_output_are_as_input_has_them_and_cut_calls_are_none() -> None:
+    call = {"id": "fc_1", "type": "function_call", "status": "incomplete", "arguments": '{"a'}
+    record = stored(output=[MESSAGE, call, {**call, "id": "fc_2", "status": "completed"}])
+    items = items_of(record)
+    assert list(items) == ["msg_1", "fc_1", "fc_2"]
+    assert json.loads(items["msg_1"] or b"")["content"][0]["text"] == "said"
+    assert "logprobs" not in json.loads(items["msg_1"] or b"")["content"][0]
+    assert items["fc_1"] is None
+    assert json.loads(items["fc_2"] or b"")["id"] == "fc_2"
+
+
+@pytest.mark.parametrize("name", ["stream", "store", "background"])
+def test_fields_that_the_parent_may_force_are_checked_before(name: str) -> None:
+    with pytest.raises(ApiError, match=name) as refused:
+        ask(input="x", **{name: "yes"})
+    assert (refused.value.status, refused.value.param) == (400, name)
+    assert ask(input="x", **{name: None}).body
 
 
 def test_a_forced_field_replaces_the_clients_and_nothing_else() -> None:
@@ -145,7 +182,8 @@ def test_listed_items_have_ids_that_stay(given: Any, kind: str, text: str | None
     assert input_items.listed(raw) == [one, two]
     assert one["type"] == kind
     assert one["id"]
-    assert (one["id"] == two["id"]) == (isinstance(given, dict) and "id" in given)
+    assert one["id"] != two["id"]
+    assert not isinstance(given, dict) or one["id"] == given.get("id", one["id"])
     if text is not None:
         assert one["content"][0]["text"] == text
 
@@ -162,6 +200,40 @@ def test_a_page_knows_whether_there_is_more() -> None:
     assert (empty["data"], empty["first_id"], empty["has_more"]) == ([], None, False)
 
 
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_pages_end_where_items_have_the_same_id(order: input_items.Order) -> None:
+    ids = [f"m{n}" for n in range(60)]
+    ids[39], ids[40], ids[41] = "m19", "m19", "m20"
+    raw = json.dumps([{"id": one, "role": "user", "content": str(n)} for n, one in enumerate(ids)]).encode()
+    told: list[str] = []
+    after = None
+    for _ in range(3):
+        page = input_items.page(raw, 20, order, after)
+        told += [item["content"][0]["text"] for item in page["data"]]
+        after = page["last_id"]
+    assert told == [str(n) for n in (range(60) if order == "asc" else range(59, -1, -1))]
+    assert page["has_more"] is False
+
+
+@pytest.mark.parametrize("given", [b"[]", b"[ ]", b" [\n] ", None])
+def test_there_must_be_something_to_compact(given: bytes | None) -> None:
+    with pytest.raises(ApiError, match="nothing to compact") as refused:
+        compact.question({"model": msgspec.Raw(b'"m"')}, given)
+    assert (refused.value.status, refused.value.param) == (400, "input")
+
+
+@pytest.mark.parametrize(("asked", "used"), [(None, 4096), (..., 4096), (9, 9)])
+def test_a_summary_has_a_ceiling_and_one_that_was_cut_is_refused(asked: Any, used: int) -> None:
+    fields = {} if asked is ... else {"max_output_tokens": asked}
+    resolved = made(ask(input="one", **fields))
+    assert json.loads(compact.question(resolved.raws, resolved.input))["max_output_tokens"] == used
+    answer = {"output": [MESSAGE], "usage": None, "created_at": 7, "status": "incomplete"}
+    answer["max_output_tokens"] = used
+    with pytest.raises(ApiError, match=rf"cut.*\({used}\)") as refused:
+        compact.compacted(msgspec.json.encode(answer), b"[]", "resp_c", "cmp_1")
+    assert (refused.value.status, refused.value.param) == (400, "max_output_tokens")
+
+
 def test_a_compaction_keeps_the_last_words_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compact, "KEPT_CHARS", 10)
     given = json.dumps(
@@ -172,7 +244,7 @@ def test_a_compaction_keeps_the_last_words_there_is_room_for(monkeypatch: pytest
             {"role": "user", "content": "1234"},
         ]
     ).encode()
-    answer = {"output": [MESSAGE], "usage": {"input_tokens": 1}, "created_at": 7, "id": "x"}
+    answer = {"output": [MESSAGE], "usage": {"input_tokens": 1}, "created_at": 7, "status": "completed"}
     told = compact.compacted(msgspec.json.encode(answer), given, "resp_c", "cmp_1")
     assert [item["content"][0]["text"] for item in told["output"][:-1]] == ["12345", "1234"]
     assert unseal(told["output"][-1]["encrypted_content"]) == "said"
