@@ -85,6 +85,11 @@ class Database:
             self._thread, self._run, _CHANGE, work, committed
         )
 
+    async def write_back(self) -> None:
+        """Bring what was committed from the log into the file, which ends where its pages do from then on.
+        Raises Unavailable."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._write_back)
+
     async def begin_anew(self) -> None:
         """Begin a new file in place of one whose pages are damaged. Raises Unavailable."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._begin_anew)
@@ -113,6 +118,13 @@ class Database:
             raise Unavailable(str(err)) from err
         committed()
         return done
+
+    def _write_back(self) -> None:
+        try:
+            # Passive: waits for nobody, and leaves to the next time what somebody still reads.
+            self._opened().execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.Error as err:
+            raise Unavailable(str(err)) from err
 
     def _begin_anew(self) -> None:
         self._close()

@@ -277,8 +277,11 @@ class HistoryStore:
         """What nobody waits for."""
         await self._tried(self._trim)
         await self._tried(self._end_rows)
+        shrunk = False
         while not self._queue and await self._tried(self._shrink):
-            pass
+            shrunk = True
+        if shrunk:
+            await self._tried(self._database.write_back)
 
     async def _tried(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """None where it can't be done now: it is tried again after the next write."""

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 # Rows that one transaction lets go: a file far over its limit must not hold up the next read for long.
 EVICTED_AT_ONCE = 64
+# As much of them as takes some 30 ms.
+EVICTED_BYTES = 4 * 2**20
 # More than any row may have: what the column says beyond it is nonsense, and its sum must not overflow.
 _MAX_ROW_BYTES = 2**40
 # Unix seconds; infinity, texts and blobs sort behind it.
@@ -148,21 +150,20 @@ class Table:
         """Let some go that are too old or too many; whether there may be more."""
         # Of no time that a clock shows, it would never be the oldest.
         timeless = connection.execute(
-            "SELECT rowid FROM responses WHERE created > ? LIMIT ?", (_LAST_TIME, EVICTED_AT_ONCE)
+            "SELECT rowid, NULL FROM responses WHERE created > ? LIMIT ?", (_LAST_TIME, EVICTED_AT_ONCE)
         ).fetchall()
-        rows = connection.execute(
+        dated = connection.execute(
             "SELECT rowid, created FROM responses WHERE created <= ? ORDER BY created, id LIMIT ?",
             (_LAST_TIME, EVICTED_AT_ONCE - len(timeless)),
         ).fetchall()
-        for (row_id,) in timeless:
+        before = self._bytes
+        for gone, (row_id, created) in enumerate([*timeless, *dated]):
+            if created is not None and created > oldest and self._bytes <= max_bytes:
+                return False
+            if gone and before - self._bytes >= EVICTED_BYTES:
+                return True
             self._remove(row_id, connection)
-        gone = len(timeless)
-        for row_id, created in rows:
-            if created > oldest and self._bytes <= max_bytes:
-                break
-            self._remove(row_id, connection)
-            gone += 1
-        return gone == EVICTED_AT_ONCE
+        return len(timeless) + len(dated) == EVICTED_AT_ONCE
 
     def shrink(self, connection: sqlite3.Connection) -> bool:
         """Give back some of what was let go; whether there is more."""
