@@ -84,7 +84,7 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _template_of(folder: Path, config: Mapping[str, Any]) -> str | None:
+def template_of(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The folder's chat template: its own file first, then the config, then the older JSON file."""
     own_file = folder / "chat_template.jinja"
     if own_file.is_file():
@@ -167,7 +167,7 @@ class ChatTokenizer:
     def with_tokenizer(cls, folder: Path, tokenizer: Tokenizer) -> ChatTokenizer:
         """`open` with a tokenizer that came from somewhere else than tokenizer.json."""
         config = read_json(folder / "tokenizer_config.json")
-        source = _template_of(folder, config)
+        source = template_of(folder, config)
         try:
             template = None if source is None else ChatTemplate(source)
         except ValueError as err:

@@ -20,41 +20,8 @@ from mlxpool.shared.control import Phase
 from mlxpool.shared.errors import error
 from mlxpool.shared.text import cut
 
+from .capabilities import Capabilities, anthropic_capabilities, capabilities
 from .reply import client_protocol, json_response
-
-
-class Capabilities(msgspec.Struct, frozen=True):
-    """What is claimed is what was built."""
-
-    chat: bool = True
-    completions: bool = True
-    messages: bool = True
-    responses: bool = True
-    streaming: bool = True
-    tools: bool = True
-    structured_output: bool = True
-    log_probs: bool = True
-    batch: bool = True
-
-
-_YES, _NO = {"supported": True}, {"supported": False}
-# `batch` is Anthropic's batch jobs there, and our rows that decode together elsewhere.
-ANTHROPIC_CAPABILITIES: dict[str, Any] = {
-    **msgspec.to_builtins(Capabilities()),
-    "batch": _NO,
-    "citations": _NO,
-    "code_execution": _NO,
-    "context_management": _NO,
-    "effort": {**_YES, "low": _YES, "medium": _YES, "high": _YES, "xhigh": _YES, "max": _YES},
-    "image_input": _NO,
-    "pdf_input": _NO,
-    "server_tools": {**_NO, "code_execution": _NO, "web_search": _NO},
-    "structured_outputs": _YES,
-    "thinking": {
-        **_YES,
-        "types": {"enabled": _YES, "disabled": _YES, "adaptive": _YES, "between_tools": _NO},
-    },
-}
 
 
 class ModelView(msgspec.Struct, frozen=True, omit_defaults=False):
@@ -99,24 +66,25 @@ class ModelListing:
 
     async def list_models(self, request: web.Request) -> web.Response:
         """GET /v1/models"""
-        views = []
+        views, told = [], []
         for model in self._library.models():
             views.append(view_model(self._pool, self._library, model))
+            told.append(_for(request, model, views[-1]))
             await asyncio.sleep(0)  # a first look reads headers: others get their turn between two models
         first, last = (views[0].id, views[-1].id) if views else (None, None)
-        return json_response(ModelPage([_for(request, view) for view in views], first, last))
+        return json_response(ModelPage(told, first, last))
 
     async def one_model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}; an alias answers as the model it leads to."""
         model = self._library.resolve(request.match_info["id"])
-        return json_response(_for(request, view_model(self._pool, self._library, model)))
+        return json_response(_for(request, model, view_model(self._pool, self._library, model)))
 
 
-def _for(request: web.Request, view: ModelView) -> Any:
+def _for(request: web.Request, model: LibraryModel, view: ModelView) -> Any:
     """The entry as this client reads it."""
     if client_protocol(request) != "anthropic":
         return view
-    return {**msgspec.structs.asdict(view), "capabilities": ANTHROPIC_CAPABILITIES}
+    return {**msgspec.structs.asdict(view), "capabilities": anthropic_capabilities(model)}
 
 
 def view_model(pool: PoolService, library: Library, model: LibraryModel) -> ModelView:
@@ -142,7 +110,7 @@ def view_model(pool: PoolService, library: Library, model: LibraryModel) -> Mode
         context_window=window,
         max_output_tokens=longest,
         planned_bytes=plan.planned_bytes if plan is not None else None,
-        capabilities=Capabilities(),
+        capabilities=capabilities(model),
         pinned=slot.pinned if slot is not None else model.settings.pin,
         reason=described.fault if failed else slot.reason if slot is not None else None,
     )

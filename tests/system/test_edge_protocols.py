@@ -227,7 +227,7 @@ async def test_both_vendors_clients_list_the_models(tmp_path: Path):
         model = await theirs.models.retrieve("a")
         assert (model.type, model.display_name, model.max_input_tokens) == ("model", "a", 512)
         assert model.capabilities is not None
-        assert (model.capabilities.thinking.supported, model.capabilities.image_input.supported) == (
+        assert (model.capabilities.structured_outputs.supported, model.capabilities.thinking.supported) == (
             True,
             False,
         )
