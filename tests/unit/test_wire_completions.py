@@ -56,6 +56,20 @@ def row(*said: Event, index: int = 0, prompt: int = 3, cached: int = 1) -> list[
     return [(index, event) for event in [Prefilled(prompt, cached), *said, *end]]
 
 
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_what_could_not_be_done_is_said_with_the_last_finish(include_usage: bool) -> None:
+    told = ("grammar not enforced: it is too large",)
+    identity = Identity("cmpl-1", 0, "m")
+    streamed = CompletionAnswer(identity, include_usage, 2, 2, told)
+    events = events_of(streamed.write([*row(Text("a")), *row(Text("b"), index=1)]))
+    said = [event for event in events if event != DONE and "warnings" in event]
+    assert [(event["choices"][0]["index"], event["warnings"]) for event in said] == [(1, list(told))]
+    assert said[0]["choices"][0]["finish_reason"] == "stop"
+    whole = json.loads(CompletionAnswer(identity, include_usage, 1, 1, told).whole(row(Text("a"))))
+    assert whole["warnings"] == list(told)
+    assert "warnings" not in json.loads(answer().whole(row(Text("a"))))
+
+
 def test_a_whole_answer_is_a_text_completion() -> None:
     body = json.loads(answer().whole(row(Text(" He"), Text("llo"))))
     assert body == {

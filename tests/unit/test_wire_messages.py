@@ -191,6 +191,18 @@ def test_blanks_alone_are_no_block(blanks: str) -> None:
     assert body(row(Text(blanks)))["content"] == []
 
 
+def test_what_could_not_be_done_is_said_with_the_reason_of_the_end() -> None:
+    told = ("grammar not enforced: it is too large",)
+    identity = Identity("msg_1", 0, "m")
+    streamed = events_of(MessageAnswer(identity, Shown(), told).write(row(Text("a"))))
+    assert [event["type"] for event in streamed if "warnings" in event] == ["message_delta"]
+    assert streamed[-2]["warnings"] == list(told)
+    assert "warnings" not in streamed[0]["message"]
+    whole = json.loads(MessageAnswer(identity, Shown(), told).whole(row(Text("a"))))
+    assert whole["warnings"] == list(told)
+    assert "warnings" not in body(row(Text("a")))
+
+
 def test_blanks_before_text_are_a_part_of_it() -> None:
     stream = answer()
     data = b"".join(stream.write([event]) for event in row(Text("\n"), Text(" "), Text("a"), Text(" ")))

@@ -4,7 +4,7 @@ Choices are numbered prompt by prompt. A stream is chunks of text, exactly one f
 as chat has it), `[DONE]`. Log-probabilities have this protocol's own older shape: lists beside each other, a
 token that is no whole character as `bytes:\\xf0\\x9f`, and where in the answer's text each begins. A model of
 chat may begin with reasoning or a call here too: nothing looks for them, it is all text. What could not be
-enforced is said in the `Warning` header alone.
+enforced is said in `warnings`, of the whole answer or of the last finish chunk.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: tuple[Choice, ...]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    warnings: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Row:
@@ -88,16 +89,25 @@ class _Row:
 
 
 class CompletionAnswer:
-    """One answer, whole or streamed. rows: choices of all prompts; choices: those of each."""
+    """One answer, whole or streamed. rows: choices of all prompts; choices: those of each.
+
+    warnings: sentences about what was asked for and could not be done.
+    """
 
     def __init__(
-        self, identity: Identity, include_usage: bool = False, rows: int = 1, choices: int = 1
+        self,
+        identity: Identity,
+        include_usage: bool = False,
+        rows: int = 1,
+        choices: int = 1,
+        warnings: tuple[str, ...] = (),
     ) -> None:
         self.ended = False
         self._identity = identity
         self._include_usage = include_usage
         self._rows = [_Row() for _ in range(rows)]
         self._choices = choices
+        self._warnings = warnings or msgspec.UNSET
         self._encoder = msgspec.json.Encoder()
 
     def opening(self) -> bytes:
@@ -155,7 +165,7 @@ class CompletionAnswer:
             Choice(index, "".join(row.texts), row.reason or "stop", row.logprobs())
             for index, row in enumerate(self._rows)
         )
-        return self._encoder.encode(self._completion(choices, self._usage()))
+        return self._encoder.encode(self._completion(choices, self._usage(), self._warnings))
 
     def _usage(self) -> UsageBody:
         return usage_body((row.usage for row in self._rows), self._choices)
@@ -166,22 +176,35 @@ class CompletionAnswer:
             return self._chunk(index, "", reason)
         self.ended = True
         if not self._include_usage:
-            return self._chunk(index, "", reason, self._usage()) + DONE
-        return self._chunk(index, "", reason) + self._event((), self._usage()) + DONE
+            return self._chunk(index, "", reason, self._usage(), self._warnings) + DONE
+        return self._chunk(index, "", reason, None, self._warnings) + self._event((), self._usage()) + DONE
 
     def _chunk(
-        self, index: int, text: str, reason: FinishReason | None = None, usage: UsageBody | None = None
+        self,
+        index: int,
+        text: str,
+        reason: FinishReason | None = None,
+        usage: UsageBody | None = None,
+        warnings: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET,
     ) -> bytes:
         # Who asked for usage in a chunk of its own gets null in all the others, as the protocol has it.
         absent = None if self._include_usage else msgspec.UNSET
         choice = Choice(index, text, reason, self._rows[index].logprobs())
-        return self._event((choice,), absent if usage is None else usage)
+        return self._event((choice,), absent if usage is None else usage, warnings)
 
-    def _event(self, choices: tuple[Choice, ...], usage: UsageBody | msgspec.UnsetType | None) -> bytes:
-        return b"data: " + self._encoder.encode(self._completion(choices, usage)) + b"\n\n"
+    def _event(
+        self,
+        choices: tuple[Choice, ...],
+        usage: UsageBody | msgspec.UnsetType | None,
+        warnings: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET,
+    ) -> bytes:
+        return b"data: " + self._encoder.encode(self._completion(choices, usage, warnings)) + b"\n\n"
 
     def _completion(
-        self, choices: tuple[Choice, ...], usage: UsageBody | msgspec.UnsetType | None
+        self,
+        choices: tuple[Choice, ...],
+        usage: UsageBody | msgspec.UnsetType | None,
+        warnings: tuple[str, ...] | msgspec.UnsetType,
     ) -> Completion:
         return Completion(
             id=self._identity.id,
@@ -189,12 +212,15 @@ class CompletionAnswer:
             model=self._identity.model,
             choices=choices,
             usage=usage,
+            warnings=warnings,
         )
 
 
 def completion_writer(prepared: Prepared, identity: Identity) -> CompletionAnswer:
     request = prepared.request
-    return CompletionAnswer(identity, request.include_usage, len(prepared.plans), request.n)
+    return CompletionAnswer(
+        identity, request.include_usage, len(prepared.plans), request.n, prepared.warnings
+    )
 
 
 def _named(token: TokenLogprob) -> str:

@@ -4,7 +4,8 @@ A stream begins with `message_start` when the prompt is done, for that event car
 until then there are pings alone. Then the blocks, each with a start, deltas and a stop, `message_delta` with
 the reason and the counts, `message_stop`. A failure is an `error` event and the end. Clients keep a block of
 thinking only with a signature: ours says nothing and is the same for all. What was left out or could not be
-enforced is said in the `Warning` header alone: the protocol has no place for it.
+enforced is said in `warnings`, of the whole message or of `message_delta`: clients leave alone what they
+don't know.
 """
 
 from __future__ import annotations
@@ -62,16 +63,24 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    warnings: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageAnswer:
     """One answer, whole or streamed; feed it its row's events in order. `ended` after the last one.
 
-    shown: what of the answer the client wants to see.
+    shown: what of the answer the client wants to see. warnings: sentences about what was asked for and could
+    not be done.
     """
 
-    def __init__(self, identity: Identity, shown: Shown = Shown()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        identity: Identity,
+        shown: Shown = Shown(),  # noqa: B008 - frozen
+        warnings: tuple[str, ...] = (),
+    ) -> None:
         self.ended = False
+        self._warnings = warnings
         self._identity = identity
         self._shown = shown
         self._blocks = Blocks()
@@ -127,7 +136,7 @@ class MessageAnswer:
                 case _:
                     steps += self._blocks.add(event)
         reason, stop = _stop_of(end)
-        return self._encoder.encode(self._message(self._content(steps), reason, stop))
+        return self._encoder.encode(self._message(self._content(steps), reason, stop, self._warnings))
 
     def _begin(self) -> bytes:
         """`message_start`, once."""
@@ -136,7 +145,13 @@ class MessageAnswer:
         self._begun = True
         return self._event("message_start", message=self._message([], None, None))
 
-    def _message(self, content: list[dict[str, Any]], reason: StopReason | None, stop: str | None) -> Message:
+    def _message(
+        self,
+        content: list[dict[str, Any]],
+        reason: StopReason | None,
+        stop: str | None,
+        warnings: tuple[str, ...] = (),
+    ) -> Message:
         return Message(
             id=self._identity.id,
             model=self._identity.model,
@@ -144,6 +159,7 @@ class MessageAnswer:
             stop_reason=reason,
             stop_sequence=stop,
             usage=message_usage(self._usage),
+            warnings=warnings or msgspec.UNSET,
         )
 
     def _step(self, step: Step) -> bytes:
@@ -188,9 +204,9 @@ class MessageAnswer:
     def _finish(self, end: Finish) -> bytes:
         reason, stop = _stop_of(end)
         delta = {"stop_reason": reason, "stop_sequence": stop}
-        return self._event("message_delta", delta=delta, usage=message_usage(self._usage)) + self._event(
-            "message_stop"
-        )
+        more = {"warnings": self._warnings} if self._warnings else {}
+        last = self._event("message_delta", delta=delta, usage=message_usage(self._usage), **more)
+        return last + self._event("message_stop")
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = self._encoder.encode({"type": kind, **fields})
@@ -199,7 +215,7 @@ class MessageAnswer:
 
 def message_writer(prepared: Prepared, identity: Identity) -> MessageAnswer:
     own = prepared.asked.own
-    return MessageAnswer(identity, own if isinstance(own, Shown) else Shown())
+    return MessageAnswer(identity, own if isinstance(own, Shown) else Shown(), prepared.warnings)
 
 
 def message_usage(usage: Usage) -> MessageUsage:
