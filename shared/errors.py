@@ -155,12 +155,16 @@ def encode(err: ApiError, protocol: Protocol = "openai", request_id: str | None 
     return msgspec.json.encode(envelope(err, protocol, request_id))
 
 
-def stream_event(err: ApiError, protocol: Protocol = "openai", request_id: str | None = None) -> bytes:
-    """The SSE bytes that end a stream with this error, terminal marker included where there is one."""
+def stream_event(
+    err: ApiError, protocol: Protocol = "openai", request_id: str | None = None, sequence: int = 0
+) -> bytes:
+    """The SSE bytes that end a stream with this error, terminal marker included where there is one. sequence:
+    the event's number among the stream's; of Responses alone."""
     body = encode(err, protocol, request_id)
     if protocol == "anthropic":
         return b"event: error\ndata: " + body + b"\n\n"
     if protocol == "responses":
-        flat = {"type": "error", "code": err.code, "message": err.message, "param": err.param}
+        told = {"code": err.code, "message": err.message, "param": err.param}
+        flat = {"type": "error", "sequence_number": sequence, **told}
         return b"event: error\ndata: " + msgspec.json.encode(flat) + b"\n\n"
     return b"data: " + body + b"\n\ndata: [DONE]\n\n"

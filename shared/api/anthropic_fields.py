@@ -8,9 +8,9 @@ refused by name; the headers say nothing that the fields don't.
 from __future__ import annotations
 
 from mlxpool.shared.api import read, sampling
-from mlxpool.shared.api.chat_fields import BOOL, OBJECT, TEXT
+from mlxpool.shared.api.chat_fields import BOOL, CACHE, LABEL, OBJECT, TEXT
 from mlxpool.shared.api.chat_fields import FIELDS as CHAT
-from mlxpool.shared.api.table import Field, accepted, honoured, refused
+from mlxpool.shared.api.table import Field, accepted, an_object, honoured, refused
 from mlxpool.shared.api.tools import TOOLS_LIMIT
 
 # Anthropic's own floor, which its clients keep to.
@@ -20,9 +20,7 @@ BUDGET = sampling.Counts(BUDGET_LOW_TOKENS)
 # By Anthropic's names, and what the models' templates know.
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
 
-_LABEL = "a label of the client's own; no part of the model's input"
 _ONE_MACHINE = "one machine has one of it"
-_CACHE = "prefixes are found by their tokens and kept by their use"
 
 _CONTENT = {"anyOf": [TEXT, {"type": "array", "items": OBJECT}]}
 _MESSAGES = {
@@ -70,10 +68,6 @@ _OUTPUT_CONFIG = {
     },
     "additionalProperties": False,
 }
-
-
-def _mapping(name: str, value: object) -> object:
-    return read.mapping(name, value)
 
 
 def _strings(name: str, value: object) -> object:
@@ -145,7 +139,8 @@ FIELDS: dict[str, Field] = {
     ),
     "output_config": honoured(
         '{"effort": "low" to "max", "format": {"type": "json_schema", "schema": …}}',
-        "how deep the model reasons, for templates that read it; JSON of a schema, enforced or refused",
+        "how deep the model reasons, for templates that read it (max is what other protocols call xhigh, and "
+        "know by that name alone); JSON of a schema, enforced or refused",
         schema=_OUTPUT_CONFIG,
     ),
     "output_format": honoured(
@@ -174,14 +169,14 @@ FIELDS: dict[str, Field] = {
             "keep_alive",
         )
     },
-    "metadata": accepted('{"user_id": "…"}', _LABEL, _mapping, schema=OBJECT),
-    "cache_control": accepted('{"type": "ephemeral"}', _CACHE, _mapping, schema=OBJECT),
+    "metadata": accepted('{"user_id": "…"}', LABEL, an_object, schema=OBJECT),
+    "cache_control": accepted('{"type": "ephemeral"}', CACHE, an_object, schema=OBJECT),
     "service_tier": accepted("a string", _ONE_MACHINE, read.string, schema=TEXT),
     "inference_geo": accepted("a string", _ONE_MACHINE, read.string, schema=TEXT),
     "speed": accepted("a string", _ONE_MACHINE, read.string, schema=TEXT),
-    "user_profile_id": accepted("a string", _LABEL, read.string, schema=TEXT),
-    "workspace_id": accepted("a string", _LABEL, read.string, schema=TEXT),
-    "diagnostics": accepted("an object", "no divergence of caches is told of", _mapping, schema=OBJECT),
+    "user_profile_id": accepted("a string", LABEL, read.string, schema=TEXT),
+    "workspace_id": accepted("a string", LABEL, read.string, schema=TEXT),
+    "diagnostics": accepted("an object", "no divergence of caches is told of", an_object, schema=OBJECT),
     "betas": accepted(
         "a list of strings",
         "what a beta changes is asked for in its own field",

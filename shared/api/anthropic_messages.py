@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlxpool.shared.api import read, tool_use_ids
+from mlxpool.shared.api import parts, read, tool_use_ids
 from mlxpool.shared.api.messages import ChatMessage, MadeCall
 from mlxpool.shared.api.table import is_off
 from mlxpool.shared.api.warned import Warnings
@@ -83,7 +83,7 @@ class Reading:
         message = read.mapping(where, value, '{"role": "user", "content": "…"}')
         role = read.name_of(f"{where}.role", message.get("role"), _ROLES)
         read.only(where, message, ("role", "content", "cache_control"))
-        _cache_control(where, message)
+        parts.check_cache_control(where, message)
         inside = f"{where}.content"
         content = message.get("content")
         blocks = self._blocks(inside, role, content)
@@ -193,7 +193,7 @@ class Reading:
                 f"{where}.type: a block of type {read.quoted(kind)} can't stand here; "
                 f"{', '.join(allowed)} can",
             )
-        _cache_control(where, block)
+        parts.check_cache_control(where, block)
         if kind == "redacted_thinking":
             self._warnings.add(where, f"only the server that wrote {kind} can read it; it was left out")
             return False
@@ -202,9 +202,7 @@ class Reading:
 
 
 def _text_of(where: str, block: Mapping[str, Any]) -> str:
-    text = block.get("text")
-    if not isinstance(text, str):
-        raise read.invalid(f"{where}.text", f"{where}.text must be a string, not {read.quoted(text)}")
+    text = read.text(f"{where}.text", block.get("text"))
     citations = block.get("citations")
     if not is_off(citations, ([], {"enabled": False})) and not isinstance(citations, list):
         raise read.unsupported(
@@ -215,9 +213,7 @@ def _text_of(where: str, block: Mapping[str, Any]) -> str:
 
 
 def _thought(where: str, block: Mapping[str, Any]) -> str:
-    text = block.get("thinking")
-    if not isinstance(text, str):
-        raise read.invalid(f"{where}.thinking", f"{where}.thinking must be a string, not {read.quoted(text)}")
+    text = read.text(f"{where}.thinking", block.get("thinking"))
     read.string(f"{where}.signature", block.get("signature"))
     return text
 
@@ -242,8 +238,3 @@ def _only_null(where: str, holder: Mapping[str, Any], name: str) -> None:
         raise read.unsupported(
             f"{where}.{name}", f"{where}.{name}: {read.quoted(holder[name])} is not supported; leave it out"
         )
-
-
-def _cache_control(where: str, holder: Mapping[str, Any]) -> None:
-    if holder.get("cache_control") is not None:
-        read.mapping(f"{where}.cache_control", holder["cache_control"], '{"type": "ephemeral"}')

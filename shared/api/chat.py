@@ -16,9 +16,12 @@ from mlxpool.shared.api import read, sampling, table
 from mlxpool.shared.api.chat_fields import ADVICE, EFFORTS, FIELDS
 from mlxpool.shared.api.chat_messages import read_messages
 from mlxpool.shared.api.messages import ChatMessage
+from mlxpool.shared.api.stream_options import read_stream_options
 from mlxpool.shared.api.structure import Structure, read_structure
 from mlxpool.shared.api.template_kwargs import read_template_kwargs
 from mlxpool.shared.api.tools import Tool, ToolChoice, read_choice, read_tools
+
+_USAGE = "include_usage"
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -103,10 +106,11 @@ def answers(fields: Mapping[str, Any]) -> dict[str, Any]:
     """How many answers OpenAI's chat and completions are to give, and whether streamed, by the names of
     `ChatRequest`. Raises ApiError 400."""
     stream = read.boolean("stream", fields.get("stream"), default=False)
+    options = read_stream_options(fields.get("stream_options"), stream, _USAGE)
     n = sampling.CHOICES.read(fields, "n")
     return {
         "stream": stream,
-        "include_usage": _include_usage(fields.get("stream_options"), stream),
+        "include_usage": read.boolean(f"stream_options.{_USAGE}", options.get(_USAGE), default=False),
         "n": 1 if n is None else n,
     }
 
@@ -124,22 +128,3 @@ def read_effort(name: str, value: object) -> Effort | None:
         return None
     effort: Effort = msgspec.convert(read.name_of(name, value, EFFORTS), Effort)
     return effort
-
-
-def _include_usage(options: object, stream: bool) -> bool:
-    if options is None:
-        return False
-    given = read.mapping("stream_options", options, '{"include_usage": true}')
-    if not stream:
-        raise read.invalid("stream_options", "stream_options goes with stream: true only; leave it out")
-    for name in given:
-        # Padding against traffic analysis: nothing that a loopback answer needs.
-        if name not in ("include_usage", "include_obfuscation"):
-            err = read.unknown_field(name, ("include_usage",))
-            raise read.unsupported(f"stream_options.{name}", f"stream_options: {err.message}")
-    if read.boolean("stream_options.include_obfuscation", given.get("include_obfuscation"), False):
-        raise read.unsupported(
-            "stream_options.include_obfuscation",
-            "stream_options.include_obfuscation is not supported; leave it out",
-        )
-    return read.boolean("stream_options.include_usage", given.get("include_usage"), default=False)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from mlxpool.shared.api import read, sampling
 from mlxpool.shared.api.structure import CHOICES_LIMIT
-from mlxpool.shared.api.table import Field, accepted, honoured, refused
+from mlxpool.shared.api.table import Field, a_boolean, accepted, an_object, honoured, refused
 from mlxpool.shared.api.tools import TOOL_NAME, TOOLS_LIMIT
 
+# Six names: Anthropic's `max` is its protocol's own word for the deepest (anthropic_fields).
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
-_LABEL = "a label of the client's own; no part of the model's input"
+LABEL = "a label of the client's own; no part of the model's input"
 _TEXT_ONLY = "this server answers in text only"
-_CACHE = "prefixes are found by their tokens and kept by their use"
+CACHE = "prefixes are found by their tokens and kept by their use"
 _PENALISES = "of the tokens that the window holds"
 _WINDOW = "the window: how many of the last tokens, prompt included; 0 is all of them"
 _BOOL = "true, false"
@@ -101,14 +102,6 @@ _STRUCTURED = {
         "json_object": {"enum": [True, None]},
     },
 }
-
-
-def _mapping(name: str, value: object) -> object:
-    return read.mapping(name, value)
-
-
-def _boolean(name: str, value: object) -> object:
-    return read.boolean(name, value, default=False)
 
 
 FIELDS: dict[str, Field] = {
@@ -271,19 +264,19 @@ FIELDS: dict[str, Field] = {
         lambda _, value: read.keep_alive(value),
         schema={"type": ["number", "string"]},
     ),
-    "user": accepted("a string", _LABEL, read.string, schema=TEXT),
-    "metadata": accepted("an object", _LABEL, _mapping, schema=OBJECT),
-    "safety_identifier": accepted("a string", _LABEL, read.string, schema=TEXT),
+    "user": accepted("a string", LABEL, read.string, schema=TEXT),
+    "metadata": accepted("an object", LABEL, an_object, schema=OBJECT),
+    "safety_identifier": accepted("a string", LABEL, read.string, schema=TEXT),
     "store": accepted(
         _BOOL,
         "stored completions belong to the Responses protocol; a chat is never stored",
-        _boolean,
+        a_boolean,
         schema=BOOL,
     ),
     "service_tier": accepted("a string", "one machine has one tier", read.string, schema=TEXT),
-    "prompt_cache_key": accepted("a string", _CACHE, read.string, schema=TEXT),
-    "prompt_cache_retention": accepted("a string", _CACHE, read.string, schema=TEXT),
-    "prompt_cache_options": accepted("an object", _CACHE, _mapping, schema=OBJECT),
+    "prompt_cache_key": accepted("a string", CACHE, read.string, schema=TEXT),
+    "prompt_cache_retention": accepted("a string", CACHE, read.string, schema=TEXT),
+    "prompt_cache_options": accepted("an object", CACHE, an_object, schema=OBJECT),
     "functions": refused("functions are declared as tools now", [], instead="send tools instead"),
     "function_call": refused(
         "calls are asked for by tool_choice now", "none", "auto", instead="send tool_choice instead"
@@ -293,7 +286,7 @@ FIELDS: dict[str, Field] = {
     "audio": refused(_TEXT_ONLY),
     "prediction": refused("predicted outputs are not built"),
     "web_search_options": refused("this server searches nothing"),
-    "verbosity": refused("verbosity is not built; say it in a system message"),
+    "verbosity": refused("verbosity is not built; say it in a system message", "medium"),
     "moderation": refused("this server moderates nothing"),
 }
 

@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from mlxpool.shared.api import read
+from mlxpool.shared.api import parts, read
 from mlxpool.shared.api.messages import ChatMessage, MadeCall
 from mlxpool.shared.api.table import is_off
-from mlxpool.shared.errors import ApiError
 
 _Role = Literal["system", "user", "assistant", "tool"]
 _ROLES: dict[str, _Role] = {
@@ -74,7 +73,7 @@ def _message(where: str, value: object) -> ChatMessage:
     may_be_empty = bool(calls) or reasoning is not None
     return ChatMessage(
         role,
-        None if content is None and may_be_empty else _content(f"{where}.content", content),
+        None if content is None and may_be_empty else parts.joined(f"{where}.content", content, _part),
         read.string(f"{where}.name", message.get("name")),
         reasoning,
         calls,
@@ -105,12 +104,7 @@ def _check_fields(where: str, role: _Role, message: Mapping[str, Any]) -> None:
         raise read.invalid(
             f"{where}.{name}", f'{where}.{name} belongs to role "{owner}" only, not to "{role}"; leave it out'
         )
-    _cache_control(where, message)
-
-
-def _cache_control(where: str, holder: Mapping[str, Any]) -> None:
-    if holder.get("cache_control") is not None:
-        read.mapping(f"{where}.cache_control", holder["cache_control"], '{"type": "ephemeral"}')
+    parts.check_cache_control(where, message)
 
 
 def _reasoning(where: str, message: Mapping[str, Any]) -> str | None:
@@ -126,36 +120,15 @@ def _reasoning(where: str, message: Mapping[str, Any]) -> str | None:
     return new or old or None
 
 
-def _content(where: str, content: object) -> str:
-    """Text as it is; a list of text parts as one string, with nothing between them."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise read.invalid(
-            where, f"{where} must be a string or a list of text parts, not {read.quoted(content)}"
-        )
-    return "".join(_part(f"{where}[{place}]", part) for place, part in enumerate(content))
-
-
 def _part(where: str, value: object) -> str:
     part = read.mapping(where, value, '{"type": "text", "text": "…"}')
     kind = part.get("type")
     if kind != "text":
-        raise _no_such_part(where, kind)
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise read.invalid(f"{where}.text", f"{where}.text must be a string, not {read.quoted(text)}")
+        raise parts.no_such_part(where, kind)
+    text = read.text(f"{where}.text", part.get("text"))
     read.only(where, part, ("type", "text", "cache_control"))
-    _cache_control(where, part)
+    parts.check_cache_control(where, part)
     return text
-
-
-def _no_such_part(where: str, kind: object) -> ApiError:
-    return read.unsupported(
-        f"{where}.type",
-        f"{where}.type: a part of type {read.quoted(kind)} is not supported: "
-        "this model reads text parts only",
-    )
 
 
 def _calls(where: str, value: object) -> tuple[MadeCall, ...]:

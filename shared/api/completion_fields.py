@@ -13,8 +13,6 @@ PROMPTS_LIMIT = 64
 # that ends no turn goes on to the end of its context.
 USUAL_MAX_TOKENS = 512
 
-LOGPROBS = sampling.Counts(0, sampling.TOP_LOGPROBS_HIGH)
-
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXT = {"type": "string", "minLength": 1}
 _PROMPT = {
@@ -42,9 +40,9 @@ _OWN: dict[str, Field] = {
         sampling.CHOICES.text, "so many answers to each prompt", "1", schema=sampling.CHOICES.schema
     ),
     "logprobs": honoured(
-        LOGPROBS.text,
+        sampling.ALTERNATIVES.text,
         "each token's log-probability, and so many of the likeliest at its place",
-        schema=LOGPROBS.schema,
+        schema=sampling.ALTERNATIVES.schema,
     ),
     "echo": refused("an answer holds no prompt here", False, instead="put the prompt before it yourself"),
     "suffix": refused("filling in between two texts is not built", ""),

@@ -14,7 +14,6 @@ from mlxpool.shared.api.chat import ChatRequest, answers, read_model
 from mlxpool.shared.api.completion_fields import (
     ADVICE,
     FIELDS,
-    LOGPROBS,
     PROMPTS_LIMIT,
     USUAL_MAX_TOKENS,
 )
@@ -40,7 +39,7 @@ def read_request(fields: dict[str, Any]) -> Asked:
         max_tokens=sampling.MAX_TOKENS.read(fields, "max_tokens"),
         usual_max_tokens=USUAL_MAX_TOKENS,
         stop=sampling.stops("stop", fields.get("stop")),
-        top_logprobs=LOGPROBS.read(fields, "logprobs"),
+        top_logprobs=sampling.ALTERNATIVES.read(fields, "logprobs"),
         structure=read_structure(fields),
         prompt_field=_FIELD,
         **answers(fields),

@@ -152,6 +152,13 @@ def string(name: str, value: object) -> str | None:
     raise invalid(name, f"{name} must be a string, not {quoted(value)}")
 
 
+def text(name: str, value: object) -> str:
+    """Text, which may be empty."""
+    if isinstance(value, str):
+        return value
+    raise invalid(name, f"{name} must be a string, not {quoted(value)}")
+
+
 def filled(name: str, value: object) -> str:
     """Text that is not empty."""
     if isinstance(value, str) and value:

@@ -11,12 +11,11 @@ from typing import Any
 from mlxpool.shared.api import read, sampling
 from mlxpool.shared.api.chat_fields import BOOL, EFFORTS, OBJECT, TEXT
 from mlxpool.shared.api.chat_fields import FIELDS as CHAT
-from mlxpool.shared.api.table import Field, accepted, honoured, refused
+from mlxpool.shared.api.response_object import SUMMARIES, VERBOSITIES
+from mlxpool.shared.api.table import Field, accepted, an_object, honoured, refused
 from mlxpool.shared.api.tools import TOOLS_LIMIT
 from mlxpool.shared.text import cut
 
-SUMMARIES = ("auto", "concise", "detailed")
-VERBOSITIES = ("low", "medium", "high")
 SEALED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (
@@ -67,14 +66,6 @@ def _metadata(name: str, value: object) -> object:
                 f"{name}.{key}", f"{name}.{cut(key)} must be a string, not {read.quoted(inner)}"
             )
     return given
-
-
-def _mapping(name: str, value: object) -> object:
-    return read.mapping(name, value)
-
-
-def _boolean(name: str, value: object) -> object:
-    return read.boolean(name, value, default=False)
 
 
 def _management(name: str, value: object) -> object:
@@ -155,10 +146,10 @@ FIELDS: dict[str, Field] = {
         schema={"type": "array", "items": {"enum": list(INCLUDES)}},
     ),
     "top_logprobs": honoured(
-        f"0 to {sampling.TOP_LOGPROBS_HIGH}",
+        sampling.ALTERNATIVES.text,
         "so many of the likeliest tokens at each place; more than 0 includes log-probabilities",
         "0",
-        sampling.TOP_LOGPROBS.schema,
+        sampling.ALTERNATIVES.schema,
     ),
     "store": honoured(_BOOL, "whether the response is kept", "true", BOOL),
     "background": honoured(_BOOL, "answer at once, and run without the client", "false", BOOL),
@@ -167,7 +158,7 @@ FIELDS: dict[str, Field] = {
         "an object of strings", "a label of the client's own, echoed", _metadata,
         {"type": "object", "additionalProperties": TEXT},
     ),
-    "client_metadata": accepted("an object", "what an agent notes for its vendor", _mapping, OBJECT),
+    "client_metadata": accepted("an object", "what an agent notes for its vendor", an_object, OBJECT),
     "context_management": accepted(
         "a list of objects",
         "nothing is compacted by itself: a prompt that is too long is refused, and POST "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlxpool.shared.api import read
+from mlxpool.shared.api import parts, read
 from mlxpool.shared.api.chat_messages import read_arguments
 from mlxpool.shared.api.messages import ChatMessage, MadeCall
 from mlxpool.shared.api.response_object import unseal
@@ -122,7 +122,7 @@ class _Input:
             )
         role = read.name_of(f"{where}.role", role, _ROLES)
         read.only(where, item, (*_EVERY_FIELDS, "role", "content", "name"))
-        text = _content(f"{where}.content", item.get("content"))
+        text = parts.joined(f"{where}.content", item.get("content"), _part)
         name = read.string(f"{where}.name", item.get("name"))
         if role == "assistant":
             self.turns.say(text)
@@ -160,7 +160,7 @@ class _Input:
         name = _called(where, item) if item.get("name") is not None else None
         # Results that a client volunteers answer no call; then their name says what they are.
         call_id = None if item.get("call_id") is None and name is not None else _call_id(where, item)
-        text = _content(f"{where}.output", item.get("output"))
+        text = parts.joined(f"{where}.output", item.get("output"), _part)
         self.turns.put(ChatMessage("tool", text, name, tool_call_id=call_id))
 
     def compaction(self, where: str, item: Mapping[str, Any]) -> None:
@@ -209,36 +209,16 @@ def _called(where: str, item: Mapping[str, Any]) -> str:
     return joined(namespace, read.filled(f"{where}.name", item.get("name")))
 
 
-def _content(where: str, value: object) -> str:
-    """Text as it is; a list of text parts as one string, with nothing between them."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise read.invalid(
-            where, f"{where} must be a string or a list of text parts, not {read.quoted(value)}"
-        )
-    return "".join(_part(f"{where}[{place}]", part) for place, part in enumerate(value))
-
-
 def _part(where: str, value: object) -> str:
     part = read.mapping(where, value, '{"type": "input_text", "text": "…"}')
     kind = part.get("type")
     if kind == "refusal":
         read.only(where, part, ("type", "refusal"))
-        return _text(f"{where}.refusal", part.get("refusal"))
+        return read.text(f"{where}.refusal", part.get("refusal"))
     if kind not in ("input_text", "output_text", "text"):
-        raise read.unsupported(
-            f"{where}.type",
-            f"{where}.type {read.quoted(kind)} is not supported: this model reads text parts only",
-        )
+        raise parts.no_such_part(where, kind)
     read.only(where, part, _PART_FIELDS)
-    return _text(f"{where}.text", part.get("text"))
-
-
-def _text(where: str, value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise read.invalid(where, f"{where} must be a string, not {read.quoted(value)}")
+    return read.text(f"{where}.text", part.get("text"))
 
 
 def _thoughts(where: str, value: object, kinds: tuple[str, ...], between: str) -> str:
@@ -257,5 +237,5 @@ def _thoughts(where: str, value: object, kinds: tuple[str, ...], between: str) -
                 f"{inside}.type must be {' or '.join(kinds)}, not {cut(read.quoted(part.get('type')))}",
             )
         read.only(inside, part, ("type", "text"))
-        texts.append(_text(f"{inside}.text", part.get("text")))
+        texts.append(read.text(f"{inside}.text", part.get("text")))
     return between.join(texts)

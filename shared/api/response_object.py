@@ -18,10 +18,11 @@ from mlxpool.shared.errors import ApiError
 _SEAL = "mlxpool1."
 
 _RETENTIONS = ("in_memory", "24h")
-_SUMMARIES = ("auto", "concise", "detailed")
-_VERBOSITIES = ("low", "medium", "high")
+SUMMARIES = ("auto", "concise", "detailed")
+VERBOSITIES = ("low", "medium", "high")
 
-# Codes that clients act on, or that their types know; everything else is `server_error`.
+# Codes that clients act on; everything else is `server_error` or `invalid_prompt`. The vendor's own types do
+# not have context_length_exceeded, but its server sends it, and agents compact the conversation on it alone.
 _CODES = {
     "context_length_exceeded": "context_length_exceeded",
     "queue_full": "rate_limit_exceeded",
@@ -141,20 +142,22 @@ def _one_of(fields: Mapping[str, Any], name: str, names: tuple[str, ...]) -> str
 
 
 def _reasoning(given: Mapping[str, Any]) -> dict[str, Any]:
-    summary = _one_of(given, "summary", _SUMMARIES) or _one_of(given, "generate_summary", _SUMMARIES)
+    summary = _one_of(given, "summary", SUMMARIES) or _one_of(given, "generate_summary", SUMMARIES)
     return {"effort": _of(given, "effort", str), "summary": summary}
 
 
 def _text(given: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "format": _format(_of(given, "format", dict) or {}),
-        "verbosity": _one_of(given, "verbosity", _VERBOSITIES) or "medium",
+        "verbosity": _one_of(given, "verbosity", VERBOSITIES) or "medium",
     }
 
 
 def _tool(given: dict[str, Any]) -> dict[str, Any]:
     """As it was sent, with what the protocol's types want of a namespace."""
-    return {"description": "", **given} if given.get("type") == "namespace" else given
+    if given.get("type") != "namespace":
+        return given
+    return {**given, "description": given.get("description") or ""}
 
 
 def _format(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,15 @@ from typing import Any, Literal
 import msgspec
 
 from mlxpool.shared.api import read
-from mlxpool.shared.api.tools import TOOL_NAME, TOOLS_LIMIT, Tool, ToolChoice, declared
+from mlxpool.shared.api.tools import (
+    NAME_LIMIT_CHARS,
+    NAME_RULE,
+    TOOL_NAME,
+    TOOLS_LIMIT,
+    Tool,
+    ToolChoice,
+    declared,
+)
 from mlxpool.shared.api.warned import Warnings
 from mlxpool.shared.text import cut
 
@@ -23,7 +31,6 @@ from mlxpool.shared.text import cut
 INPUT = "input"
 
 _JOINT = "__"
-_NAME_LIMIT_CHARS = 128
 _DIGEST_BYTES = 4
 
 # Of every tool: how it may be called, and what comes out of it, which no template shows a model.
@@ -54,10 +61,10 @@ def joined(namespace: str | None, name: str) -> str:
         return name
     joint = "" if namespace.endswith(_JOINT) or name.startswith(_JOINT) else _JOINT
     whole = f"{namespace}{joint}{name}"
-    if len(whole) <= _NAME_LIMIT_CHARS:
+    if len(whole) <= NAME_LIMIT_CHARS:
         return whole
     digest = hashlib.blake2b(whole.encode(), digest_size=_DIGEST_BYTES).hexdigest()
-    return f"{whole[: _NAME_LIMIT_CHARS - len(digest) - 1]}_{digest}"
+    return f"{whole[: NAME_LIMIT_CHARS - len(digest) - 1]}_{digest}"
 
 
 class Declarations:
@@ -75,10 +82,10 @@ class Declarations:
             return
         if not isinstance(value, list):
             raise read.invalid(where, f"{where} must be a list of tools, not {read.quoted(value)}")
+        _check_length(where, len(value))
         for place, tool in enumerate(value):
             self._read_one(f"{where}[{place}]", tool)
-        if len(self.tools) > TOOLS_LIMIT:
-            raise read.invalid(where, f"{where} holds {len(self.tools)} tools; at most {TOOLS_LIMIT} work")
+        _check_length(where, len(self.tools))
 
     def _read_one(self, where: str, value: object, namespace: str | None = None, about: str = "") -> None:
         given = read.mapping(where, value, '{"type": "function", "name": "…", "parameters": {…}}')
@@ -107,6 +114,7 @@ class Declarations:
             raise read.invalid(
                 f"{where}.tools", f"{where}.tools must be a list of tools, not {read.quoted(inner)}"
             )
+        _check_length(f"{where}.tools", len(inner))
         for place, tool in enumerate(inner):
             self._read_one(f"{where}.tools[{place}]", tool, name, about if place == 0 else "")
 
@@ -172,13 +180,17 @@ class Declarations:
         self.names[tool.name] = name
 
 
+def _check_length(where: str, length: int) -> None:
+    if length > TOOLS_LIMIT:
+        raise read.invalid(where, f"{where} holds {length} tools; at most {TOOLS_LIMIT} work")
+
+
 def _name(where: str, given: Mapping[str, Any]) -> str:
     name = given.get("name")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
         raise read.invalid(
             f"{where}.name",
-            f"{where}.name must be 1 to {_NAME_LIMIT_CHARS} letters, digits or _ . : -, "
-            f"not {read.quoted(name)}",
+            f"{where}.name must be {NAME_RULE}, not {read.quoted(name)}",
         )
     return name
 
@@ -195,16 +207,17 @@ def choose(
         return tools, _demanding(name, value, mode, tools)
     given = read.mapping(name, value, '{"type": "function", "name": "…"}')
     kind = given.get("type")
+    known = _Known(declarations.names)
     if kind in ("function", "custom"):
         read.only(name, given, ("type", "name", "namespace"))
-        return tools, ToolChoice("one", _found(name, given, declarations))
+        return tools, ToolChoice("one", known.named(name, given))
     if kind != "allowed_tools":
         raise read.unsupported(
             f"{name}.type", f"{name}.type {read.quoted(kind)} is not supported; {_CHOICES} would work"
         )
     read.only(name, given, ("type", "mode", "tools"))
     mode = msgspec.convert(_mode(f"{name}.mode", given.get("mode"), ("auto", "required")), ToolMode)
-    allowed = _allowed(f"{name}.tools", given.get("tools"), declarations, warnings)
+    allowed = _allowed(f"{name}.tools", given.get("tools"), known, warnings)
     shown = tuple(tool for tool in tools if tool.name in allowed)
     return shown, _demanding(name, value, mode, shown)
 
@@ -224,9 +237,10 @@ def _demanding(name: str, value: object, mode: ToolMode, tools: tuple[Tool, ...]
     return ToolChoice(mode)
 
 
-def _allowed(where: str, value: object, declarations: Declarations, warnings: Warnings) -> set[str]:
+def _allowed(where: str, value: object, known: _Known, warnings: Warnings) -> set[str]:
     if not isinstance(value, list) or not value:
         raise read.invalid(where, f"{where} must be a non-empty list of tools, not {read.quoted(value)}")
+    _check_length(where, len(value))
     allowed: set[str] = set()
     for place, entry in enumerate(value):
         inside = f"{where}[{place}]"
@@ -234,10 +248,10 @@ def _allowed(where: str, value: object, declarations: Declarations, warnings: Wa
         kind = given.get("type")
         if kind in ("function", "custom"):
             read.only(inside, given, ("type", "name", "namespace"))
-            allowed.add(_found(inside, given, declarations))
+            allowed.add(known.named(inside, given))
         elif kind == "namespace":
             read.only(inside, given, ("type", "name"))
-            allowed |= _members(inside, given.get("name"), declarations)
+            allowed |= known.members(inside, given.get("name"))
         elif isinstance(kind, str) and kind:
             warnings.add(inside, f"{cut(kind)} is a tool that this server doesn't run; it was left out")
         else:
@@ -245,26 +259,40 @@ def _allowed(where: str, value: object, declarations: Declarations, warnings: Wa
     return allowed
 
 
-def _members(where: str, name: object, declarations: Declarations) -> set[str]:
-    members = {own for own, tool in declarations.names.items() if tool.namespace == name}
-    if not isinstance(name, str) or not members:
-        raise read.invalid(f"{where}.name", f"{where} names {read.quoted(name)}, which tools doesn't declare")
-    return members
+class _Known:
+    """The declared tools as a client may name them, looked up once for all that it names. Immutable."""
 
+    def __init__(self, names: Mapping[str, ToolName]) -> None:
+        self._names = names
+        self._alike: dict[tuple[str, bool], list[str]] = {}
+        self._members: dict[str | None, set[str]] = {}
+        for own, tool in names.items():
+            self._alike.setdefault((tool.name, tool.custom), []).append(own)
+            self._members.setdefault(tool.namespace, set()).add(own)
 
-def _found(where: str, given: Mapping[str, Any], declarations: Declarations) -> str:
-    """The model's name for the tool that is named, with its namespace or, where that is plain, without."""
-    wanted = read.filled(f"{where}.name", given.get("name"))
-    namespace = read.string(f"{where}.namespace", given.get("namespace"))
-    custom = given["type"] == "custom"
-    known = {own: tool for own, tool in declarations.names.items() if tool.custom is custom}
-    if joined(namespace, wanted) in known:
-        return joined(namespace, wanted)
-    alike = [own for own, tool in known.items() if tool.name == wanted and namespace is None]
-    if len(alike) == 1:
-        return alike[0]
-    would = f"; {cut(', '.join(known))} would work" if known else ""
-    raise read.invalid(
-        f"{where}.name",
-        f"{where} names {read.quoted(wanted)}, which tools doesn't declare as {given['type']}{would}",
-    )
+    def members(self, where: str, name: object) -> set[str]:
+        """The tools of a namespace, by the model's names for them. Raises ApiError 400."""
+        if not isinstance(name, str) or name not in self._members:
+            raise read.invalid(
+                f"{where}.name", f"{where} names {read.quoted(name)}, which tools doesn't declare"
+            )
+        return self._members[name]
+
+    def named(self, where: str, given: Mapping[str, Any]) -> str:
+        """The model's name for the tool that is named, with its namespace or, where that is plain, without.
+        Raises ApiError 400."""
+        wanted = read.filled(f"{where}.name", given.get("name"))
+        namespace = read.string(f"{where}.namespace", given.get("namespace"))
+        custom = given["type"] == "custom"
+        whole = joined(namespace, wanted)
+        if whole in self._names and self._names[whole].custom is custom:
+            return whole
+        alike = self._alike.get((wanted, custom), []) if namespace is None else []
+        if len(alike) == 1:
+            return alike[0]
+        known = [own for own, tool in self._names.items() if tool.custom is custom]
+        would = f"; {cut(', '.join(known))} would work" if known else ""
+        raise read.invalid(
+            f"{where}.name",
+            f"{where} names {read.quoted(wanted)}, which tools doesn't declare as {given['type']}{would}",
+        )

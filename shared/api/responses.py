@@ -20,11 +20,11 @@ from mlxpool.shared.api.response_fields import (
     INCLUDES,
     LOGPROBS,
     SEALED,
-    SUMMARIES,
-    VERBOSITIES,
 )
 from mlxpool.shared.api.response_input import read_input
+from mlxpool.shared.api.response_object import SUMMARIES, VERBOSITIES
 from mlxpool.shared.api.response_tools import Declarations, ToolName, choose
+from mlxpool.shared.api.stream_options import read_stream_options
 from mlxpool.shared.api.structure import Structure, read_format, read_structure
 from mlxpool.shared.api.template_kwargs import read_template_kwargs
 from mlxpool.shared.api.warned import Warnings
@@ -59,7 +59,7 @@ def read_request(fields: dict[str, Any]) -> Asked:
     for name in ("store", "background"):
         read.boolean(name, get(name), default=False)
     stream = read.boolean("stream", get("stream"), default=False)
-    _check_stream_options(get("stream_options"), stream)
+    read_stream_options(get("stream_options"), stream)
     warnings = Warnings()
     declarations = Declarations(warnings)
     declarations.read("tools", get("tools"))
@@ -91,20 +91,6 @@ def read_request(fields: dict[str, Any]) -> Asked:
     echoed = {name: value for name, value in fields.items() if name != "input"}
     own = ResponseOwn(echoed, declarations.names, summary, SEALED in included)
     return Asked(request, warnings=warnings.said(), own=own)
-
-
-def _check_stream_options(value: object, stream: bool) -> None:
-    if value is None:
-        return
-    given = read.mapping("stream_options", value, '{"include_obfuscation": false}')
-    if not stream:
-        raise read.invalid("stream_options", "stream_options goes with stream: true only; leave it out")
-    read.only("stream_options", given, ("include_obfuscation",))
-    if read.boolean("stream_options.include_obfuscation", given.get("include_obfuscation"), False):
-        raise read.unsupported(
-            "stream_options.include_obfuscation",
-            "stream_options.include_obfuscation is not supported; leave it out",
-        )
 
 
 def _reasoning(value: object) -> tuple[object, bool]:
@@ -144,14 +130,14 @@ def _include(value: object, warnings: Warnings) -> frozenset[str]:
 
 
 def _top_logprobs(fields: Mapping[str, Any], included: bool) -> int | None:
-    top = sampling.TOP_LOGPROBS.read(fields, "top_logprobs")
+    top = sampling.ALTERNATIVES.read(fields, "top_logprobs")
     if included or (top is not None and top > 0):
-        return max(0, top or 0)
+        return top or 0
     return None
 
 
 def _structure(fields: Mapping[str, Any], warnings: Warnings) -> Structure | None:
-    """The form that wins: chat's precedence, with `text.format` where that has response_format."""
+    """The form that wins; `text.format` ranks as chat's response_format does."""
     text = fields.get("text")
     asked = None
     if text is not None:
@@ -161,7 +147,4 @@ def _structure(fields: Mapping[str, Any], warnings: Warnings) -> Structure | Non
         verbosity = given.get("verbosity")
         if verbosity is not None and read.name_of("text.verbosity", verbosity, VERBOSITIES) != "medium":
             warnings.add("text.verbosity", f"{verbosity} is not built; say it in instructions")
-    other = read_structure(fields)
-    if other is not None and (asked is None or other.field == "guided_grammar"):
-        return other
-    return asked
+    return read_structure(fields, asked)

@@ -94,7 +94,9 @@ XTC_PROBABILITY = Numbers(0, 1)
 XTC_THRESHOLD = Numbers(0, 0.5)
 LOGIT_BIAS = Numbers(-100, 100)
 CHOICES = Counts(1, CHOICES_HIGH)
+# Chat's clients also send -1 for none; elsewhere nobody does.
 TOP_LOGPROBS = Counts(-1, TOP_LOGPROBS_HIGH)
+ALTERNATIVES = Counts(0, TOP_LOGPROBS_HIGH)
 # What Anthropic's own server takes is 1,024 and more; a small model may have been told to think less.
 THINKING_BUDGET = Counts(1)
 

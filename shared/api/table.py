@@ -50,6 +50,16 @@ def refused(why: str, *off: object, instead: str = "") -> Field:
     return Field("refused", why, values, off=off, instead=instead, schema={"enum": [None, *off]})
 
 
+def an_object(name: str, value: object) -> object:
+    """A check of an accepted field."""
+    return read.mapping(name, value)
+
+
+def a_boolean(name: str, value: object) -> object:
+    """A check of an accepted field."""
+    return read.boolean(name, value, default=False)
+
+
 def is_off(value: object, off: tuple[object, ...]) -> bool:
     """Whether it is null or one of `off`; false and 0 are told apart, 0 and 0.0 are not."""
     return value is None or any(

@@ -11,7 +11,8 @@ from typing import Any
 
 from mlxpool.shared.api import read
 
-_THINKING = ("enable_thinking", "thinking")
+# What templates call the switch; the first that a template reads is told.
+SWITCHES = ("enable_thinking", "thinking")
 
 RESERVED = frozenset({
     "messages", "tools", "documents", "add_generation_prompt", "self",
@@ -41,14 +42,14 @@ def read_template_kwargs(name: str, value: object) -> tuple[bool | None, dict[st
             raise read.invalid(
                 f"{name}.{key}", f"{name} holds {read.quoted(key)}, which is no name of a variable"
             )
-    others = {key: inner for key, inner in given.items() if key not in _THINKING}
+    others = {key: inner for key, inner in given.items() if key not in SWITCHES}
     return _thinking(name, given), others
 
 
 def _thinking(name: str, given: dict[str, Any]) -> bool | None:
     said = {
         key: read.boolean(f"{name}.{key}", given[key], default=False)
-        for key in _THINKING
+        for key in SWITCHES
         if given.get(key) is not None
     }
     if len(set(said.values())) > 1:

@@ -15,8 +15,9 @@ from mlxpool.shared.text import cut
 TOOLS_LIMIT = 1024
 
 # What OpenAI takes, longer, and with the marks that name spaces are made with.
-TOOL_NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
-NAME_RULE = "1 to 128 letters, digits or _ . : -"
+NAME_LIMIT_CHARS = 128
+TOOL_NAME = re.compile(rf"[a-zA-Z0-9_.:-]{{1,{NAME_LIMIT_CHARS}}}")
+NAME_RULE = f"1 to {NAME_LIMIT_CHARS} letters, digits or _ . : -"
 
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _MODES = ("none", "auto", "required")
@@ -26,7 +27,7 @@ _ONE_FUNCTION = '{"type": "function", "function": {"name": "…"}}'
 class Tool(msgspec.Struct, frozen=True):
     """A declared function. parameters: JSON schema of its arguments. written: the tool as the client wrote
     it, with the parameters filled in where it left them out, which is what templates render. field: what the
-    wire calls the parameters, where that is not chat's name."""
+    wire calls the parameters; None for chat's name by the tool's place."""
 
     name: str
     parameters: dict[str, Any]
@@ -95,6 +96,7 @@ def declared(where: str, function: Mapping[str, Any]) -> Tool:
         parameters,
         {**function, "parameters": parameters},
         read.boolean(f"{where}.strict", function.get("strict"), default=False),
+        f"{where}.parameters",
     )
 
 

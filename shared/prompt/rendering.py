@@ -13,6 +13,7 @@ import msgspec
 
 from mlxpool.shared.api.chat import ChatRequest
 from mlxpool.shared.api.normalise import template_messages
+from mlxpool.shared.api.template_kwargs import SWITCHES
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.shared.prompt import call_ids, thinking, toolless
@@ -22,7 +23,7 @@ from mlxpool.shared.prompt.families import Families
 from mlxpool.shared.template import RENDER_TIME_LIMIT_S
 
 # Variables that clients set for every model; one whose template reads none of them does as it was trained.
-_FOR_ANY_MODEL = frozenset({*thinking.SWITCHES, thinking.DEPTH, "preserve_thinking"})
+_FOR_ANY_MODEL = frozenset({*SWITCHES, thinking.DEPTH, "preserve_thinking"})
 
 # No template looks for it, and no text holds it but by design.
 _OPEN_END = "\ue0f1\ue0f2\ue0f1"
@@ -101,7 +102,7 @@ class Renderer:
             and reasoning is not None
             and opens_block(reasoning, text[-_PRIMER_CHARS:]),
             reasons=decided.enabled is not False,
-            switched_off=decided.enabled is False and bool(decided.variables.keys() & set(thinking.SWITCHES)),
+            switched_off=decided.enabled is False and bool(decided.variables.keys() & set(SWITCHES)),
             continues=request.continues,
         )
 

@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 
 from mlxpool.shared.api.chat import Effort
+from mlxpool.shared.api.template_kwargs import SWITCHES
 
-# What templates call the switch; the first that a template reads is told.
-SWITCHES = ("enable_thinking", "thinking")
 DEPTH = "reasoning_effort"
 
 # Requests know six names, templates three or four; from the deepest down.

@@ -29,7 +29,7 @@ TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "look_up", "parameters": {"type": "object", "properties": {"key": {}}}},
 }
-DECLARED = Tool("look_up", TOOL["function"]["parameters"], TOOL)
+DECLARED = Tool("look_up", TOOL["function"]["parameters"], TOOL, field="tools[0].function.parameters")
 
 # behaviour.md, section 1, and the standard fields of the protocol around it.
 DOCUMENTED = {
@@ -119,7 +119,7 @@ REFUSED: dict[str, tuple[object, list[object]]] = {
     "audio": ({"voice": "x"}, []),
     "prediction": ({"type": "content"}, []),
     "web_search_options": ({}, []),
-    "verbosity": ("low", []),
+    "verbosity": ("low", ["medium"]),
     "moderation": ({}, []),
 }
 # Of each accepted field a value, and one of a wrong type.

@@ -157,6 +157,14 @@ def test_what_nobody_here_can_read_is_left_out_and_told_once() -> None:
     )
 
 
+def test_what_is_sealed_by_another_server_and_said_in_clear_too_is_no_loss() -> None:
+    clear = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA",
+             "content": [{"type": "reasoning_text", "text": "Hm"}]}  # fmt: skip
+    heard = asked(input=[USER, clear, {"role": "assistant", "content": "x"}, USER])
+    assert heard.request.messages[1].reasoning == "Hm"
+    assert heard.warnings == ()
+
+
 @pytest.mark.parametrize(
     ("item", "param", "says"),
     [

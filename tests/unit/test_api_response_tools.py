@@ -135,6 +135,28 @@ def test_only_allowed_tools_are_shown(mode: str) -> None:
     )
 
 
+def test_the_schema_of_each_tool_is_called_what_the_client_calls_it() -> None:
+    heard = ask(
+        tools=[{"type": "web_search"}, {**FUNCTION, "strict": True}, SPACE],
+        input=[{"role": "user", "content": "x"},
+               {"type": "additional_tools", "tools": [{"type": "function", "name": "late"}]}],
+    )  # fmt: skip
+    assert [tool.field_at(place) for place, tool in enumerate(heard.tools)] == [
+        "tools[1].parameters",
+        "tools[2].tools[0].parameters",
+        "tools[2].tools[1].parameters",
+        "input[1].tools[0].parameters",
+    ]
+
+
+def test_a_name_that_two_tools_have_is_said_with_its_namespace() -> None:
+    other = {**SPACE, "name": "other"}
+    choice = {"type": "function", "name": "find"}
+    assert refusal(tools=[SPACE, other], tool_choice=choice).param == "tool_choice.name"
+    named = ask(tools=[SPACE, other], tool_choice={**choice, "namespace": "other"}).tool_choice
+    assert named == ToolChoice("one", "other__find")
+
+
 ALLOWED: dict[str, Any] = {"type": "allowed_tools", "mode": "auto"}
 
 
@@ -164,6 +186,17 @@ ALLOWED: dict[str, Any] = {"type": "allowed_tools", "mode": "auto"}
         (
             {"tools": [{**FUNCTION, "name": f"f{place}"} for place in range(1025)]},
             "tools",
+            "1025 tools; at most 1024",
+        ),
+        ({"tools": [{"type": f"hosted{place}"} for place in range(1025)]}, "tools", "at most 1024"),
+        (
+            {"tools": [{**SPACE, "tools": [{**FUNCTION, "name": f"f{place}"} for place in range(1025)]}]},
+            "tools[0].tools",
+            "1025 tools; at most 1024",
+        ),
+        (
+            {"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": [FUNCTION] * 1025}},
+            "tool_choice.tools",
             "1025 tools; at most 1024",
         ),
         ({"tool_choice": "any"}, "tool_choice", 'not "any"'),

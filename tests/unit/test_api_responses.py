@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.responses import Response
 
 from mlxpool.shared.api.asked import Asked
 from mlxpool.shared.api.chat import ChatRequest
@@ -227,6 +228,42 @@ def test_the_writer_gets_what_is_echoed_and_what_was_included() -> None:
     assert not own(reasoning={"effort": "low"}).summary
     assert own(include=["reasoning.encrypted_content"]).sealed
     assert not own().sealed
+
+
+def test_no_alternatives_ask_for_no_log_probabilities() -> None:
+    assert ask(top_logprobs=0).top_logprobs is None
+    assert ask(top_logprobs=3).top_logprobs == 3
+    included = ["message.output_text.logprobs"]
+    assert ask(include=included, top_logprobs=0).top_logprobs == 0
+    assert ask(include=included).top_logprobs == 0
+    assert "0 to 20" in FIELDS["top_logprobs"].values
+    assert refusal(top_logprobs=-1).param == "top_logprobs"
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        ({"guided_grammar": "root ::= x"}, "guided_grammar"),
+        ({"guided_regex": "a"}, "text.format"),
+        ({"structured_outputs": {"json": SCHEMA}}, "text.format"),
+    ],
+)
+def test_the_form_of_the_text_ranks_as_chats_response_format(other: dict[str, object], field: str) -> None:
+    structure = ask(text={"format": {"type": "json_object"}}, **other).structure
+    assert structure is not None
+    assert structure.field == field
+
+
+def test_an_object_made_of_an_unchecked_body_is_one_that_the_vendors_types_take() -> None:
+    fields = {
+        "background": "yes",
+        "tools": [{"type": "namespace", "name": "n", "description": None, "tools": []}],
+        "input": "x",
+    }
+    made = new_response(fields, id="resp_1", created=1, model="m")
+    assert made["background"] is False
+    assert made["tools"] == [{"type": "namespace", "name": "n", "description": "", "tools": []}]
+    Response.model_validate(made, strict=False)
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -23,7 +23,9 @@ TOOLS = read_tools("tools", [function(), function(name="g")])
 def test_a_tool_keeps_what_the_client_wrote_for_the_template() -> None:
     written = function(name="mcp__files.read:v2-x", description="reads", parameters=SCHEMA, strict=True)
     (tool,) = read_tools("tools", [written])
-    assert tool == Tool("mcp__files.read:v2-x", SCHEMA, written, strict=True)
+    assert tool == Tool(
+        "mcp__files.read:v2-x", SCHEMA, written, strict=True, field="tools[0].function.parameters"
+    )
     assert list(tool.written["function"]) == ["name", "description", "parameters", "strict"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from openai.types.responses import ResponseErrorEvent
 
 from mlxpool.shared import errors
 
@@ -25,6 +26,15 @@ def test_a_prompt_that_is_too_long_says_both_numbers_in_the_words_that_agents_lo
 def test_a_prompt_that_fills_the_context_is_more_than_what_leaves_room() -> None:
     err = errors.context_exceeded(4096, 4096, "prompt")
     assert err.anthropic == "prompt is too long: 4096 tokens > 4095 maximum"
+
+
+def test_a_responses_stream_ends_with_an_error_that_has_its_number() -> None:
+    told = errors.stream_event(errors.error("worker_crashed", "gone"), "responses", sequence=7)
+    assert told.startswith(b'event: error\ndata: {"type":"error","sequence_number":7,')
+    error = ResponseErrorEvent.model_validate_json(told[told.index(b"{") :], strict=True)
+    assert (error.code, error.message, error.param, error.sequence_number) == (
+        "worker_crashed", "gone", None, 7,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("write", [errors.encode, errors.stream_event])
