@@ -37,7 +37,7 @@ from mlxpool.worker.grammar.service import GrammarService
 from mlxpool.worker.grammar.thinking_budget import within_budget
 from mlxpool.worker.load import backend
 from mlxpool.worker.mailbox import Mailbox
-from mlxpool.worker.request.prepare import Preparer
+from mlxpool.worker.request.prepare import NoRoom, Prepared, Preparer
 from mlxpool.worker.request_log import RequestLog, open_trace
 from mlxpool.worker.text.events import Failure, Finish
 from mlxpool.worker.text.model import ModelText
@@ -216,7 +216,13 @@ class Server:
             log.end()
 
     async def _run(self, endpoint: Endpoint, request: web.Request, log: RequestLog) -> web.StreamResponse:
-        prepared = await self._preparer.prepare(endpoint.read, await request.read())
+        try:
+            prepared = await self._preparer.prepare(endpoint.read, await request.read())
+        except NoRoom as refusal:
+            if not (endpoint.fails_in_stream and refusal.prepared.request.stream):
+                raise
+            self._refused += 1
+            return await self._failed(endpoint, request, log, refusal)
         log.begin(prepared.plans)
         answer = endpoint.writer(prepared, self._identity(endpoint, request, prepared.request.model))
         wanted = any(plan.top_logprobs is not None for plan in prepared.plans)
@@ -236,7 +242,7 @@ class Server:
             row.constraint = within_budget(row.plan.thinking, row.text, constraint)
         log.row = rows[0]
         self._engine.submit_all(rows)
-        own_headers = {control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **_warning(prepared.warnings)}
+        own_headers = _own_headers(prepared)
         try:
             if prepared.request.stream:
                 return await _streamed(request, answer, mailbox, log, own_headers)
@@ -244,6 +250,16 @@ class Server:
         finally:
             for row in rows:
                 self._engine.cancel(row)
+
+    async def _failed(
+        self, endpoint: Endpoint, request: web.Request, log: RequestLog, refusal: NoRoom
+    ) -> web.StreamResponse:
+        """A stream that ends where it begins."""
+        prepared = refusal.prepared
+        answer = endpoint.writer(prepared, self._identity(endpoint, request, prepared.request.model))
+        mailbox = Mailbox()
+        mailbox.slot(0)([Failure(refusal)])
+        return await _streamed(request, answer, mailbox, log, _own_headers(prepared))
 
     def _identity(self, endpoint: Endpoint, request: web.Request, model: str | None) -> Identity:
         headers = request.headers
@@ -307,6 +323,10 @@ async def _streamed(
             silent_since_s = time.monotonic()
     await response.write_eof()
     return response
+
+
+def _own_headers(prepared: Prepared) -> dict[str, str]:
+    return {control.HEADER_REQUEST_ID: _REQUEST_ID.get(), **_warning(prepared.warnings)}
 
 
 def _warning(warnings: Sequence[str]) -> dict[str, str]:

@@ -204,11 +204,18 @@ def test_claude_code_goes_round_with_its_tools(starter: Served) -> None:
     assert count.json()["input_tokens"] == used["prompt_tokens"]
 
 
-def test_a_conversation_that_has_grown_too_long_is_refused_in_the_words_that_agents_look_for(
+def test_a_conversation_that_has_grown_too_long_is_refused_as_agents_need_it_to_compact(
     starter: Served,
 ) -> None:
     long = "far too long " * 5_000
-    refused = post(starter, "/v1/responses", codex(text_item("user", long)))
+    streamed = post(starter, "/v1/responses", codex(text_item("user", long), store=True))
+    failed = last_response(streamed)
+    kinds = [event.name for event in sse.read(streamed.content, whole=False)]
+    assert kinds == ["response.created", "response.in_progress", "response.failed"]
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "context_length_exceeded")
+    stored = httpx2.get(f"{starter.url}/v1/responses/{failed['id']}", timeout=ANSWER_TIMEOUT_S)
+    assert stored.json() == failed
+    refused = post(starter, "/v1/responses", codex(text_item("user", long), stream=False))
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     answer = post(starter, "/v1/messages", claude_code({"role": "user", "content": long}), **BETAS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mlxpool.shared.api import anthropic
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.control import Launch
 from mlxpool.shared.errors import ApiError
@@ -16,7 +17,7 @@ from mlxpool.shared.prompt.families import families
 from mlxpool.shared.prompt.rendering import Renderer
 from mlxpool.worker.grammar.service import GrammarService
 from mlxpool.worker.request.plan import defaults
-from mlxpool.worker.request.prepare import Prepared, Preparer
+from mlxpool.worker.request.prepare import NoRoom, Prepared, Preparer
 from mlxpool.worker.wire.endpoints import read_chat
 from tests.tools import tiny_models
 
@@ -252,8 +253,52 @@ async def test_a_form_asked_for_in_words_that_leaves_no_room_is_named_and_not_th
         await asker.ask(
             response_format={"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
         )
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "response_format")
-    assert "uniqueItems" in caught.value.message
+    refusal = caught.value
+    assert (refusal.code, refusal.param) == ("context_length_exceeded", "response_format")
+    assert refusal.message.startswith("This model's maximum context length is 4000 tokens. However, ")
+    alone = len((await asker.ask()).plans[0].ids)
+    for told in (refusal.message, refusal.anthropic or ""):
+        assert "uniqueItems" in told
+        assert told.endswith(f"without the words that ask for it instead there are {alone} tokens")
+    assert (refusal.anthropic or "").startswith("prompt is too long: ")
+
+
+async def test_messages_that_leave_no_room_are_named_and_not_the_form_asked_for_in_words(
+    opened: Open,
+) -> None:
+    asker = await opened()
+    schema = {"type": "array", "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
+    for length in (5_000, 200_000):
+        with pytest.raises(NoRoom) as caught:
+            await asker.ask({"role": "user", "content": "x" * length}, response_format=form)
+        assert caught.value.param == "messages"
+        assert "response_format" not in caught.value.message
+        assert caught.value.prepared.request.messages[0].content == "x" * length
+
+
+async def test_another_refusal_is_not_the_forms_fault(opened: Open) -> None:
+    asker = await opened()
+    schema = {"type": "array", "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
+    with pytest.raises(ApiError) as caught:
+        await asker.ask(response_format=form, logit_bias={"99999999": 1})
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "logit_bias")
+
+
+async def test_an_answer_that_goes_on_from_a_given_beginning_has_no_place_for_reasoning(opened: Open) -> None:
+    asker = await opened()
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So"}]
+    tools = [{"name": "get", "input_schema": TOOL["function"]["parameters"]}]
+    body = {"max_tokens": 9, "messages": turns, "tools": tools, "tool_choice": {"type": "any"}}
+    prepared = await asker.preparer.prepare(anthropic.parse, json.dumps(body).encode())
+    assert prepared.request.continues
+    assert prepared.held.compiled is not None
+    assert prepared.plans[0].format.reasoning is None
+    for begins, may in (("<tool", True), ("<think", False)):
+        constraint = prepared.held.compiled.constraint()
+        assert all(constraint.accept(token) for token in asker.tokenizer.encode(begins)) is may
+        constraint.release()
 
 
 async def test_a_function_without_parameters_is_forced_to_take_none(opened: Open) -> None:

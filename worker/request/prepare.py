@@ -18,7 +18,7 @@ import msgspec
 from mlxpool.shared.api.asked import Asked, RawPrompt
 from mlxpool.shared.api.chat import ChatRequest
 from mlxpool.shared.chat import ChatTokenizer
-from mlxpool.shared.errors import ApiError, context_exceeded, error
+from mlxpool.shared.errors import ApiError, context_exceeded
 from mlxpool.shared.prompt.rendering import Rendered, Renderer
 from mlxpool.worker.grammar.formats import closing_texts, reasoning_of
 from mlxpool.worker.grammar.service import GrammarService, Held
@@ -51,6 +51,17 @@ class Prepared(msgspec.Struct, frozen=True):
         return (*self.asked.warnings, *self.held.warnings)
 
 
+class NoRoom(ApiError):
+    """The prompt of a request that is fine otherwise leaves no room for an answer. prepared: the request, of
+    which there are no plans."""
+
+    def __init__(self, refusal: ApiError, prepared: Prepared) -> None:
+        super().__init__(
+            refusal.status, refusal.code, refusal.message, param=refusal.param, anthropic=refusal.anthropic
+        )
+        self.prepared = prepared
+
+
 class _Begun(msgspec.Struct, frozen=True):
     """A request, read and rendered. rendered: None for raw prompts. format: as it is where no grammar
     decides. demand: None where the answer's form is free."""
@@ -80,8 +91,8 @@ class Preparer:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
 
     async def prepare(self, read: Read, body: bytes) -> Prepared:
-        """Raises ApiError: 400 for whatever is wrong with the body, its messages, its form or its length;
-        429 when too many grammars are being compiled."""
+        """Raises ApiError: 400 for whatever is wrong with the body, its messages or its form, NoRoom for its
+        length; 429 when too many grammars are being compiled."""
         run = asyncio.get_running_loop().run_in_executor
         begun = await run(self._pool, self._begin, read, body)
         if isinstance(begun, Prepared):
@@ -146,6 +157,14 @@ class Preparer:
         return _Begun(asked, rendered, answer_format, demand)
 
     def _finish(self, begun: _Begun, held: Held) -> Prepared:
+        try:
+            return Prepared(begun.asked, self._plans(begun, held), held)
+        except ApiError as refusal:
+            if refusal.code != "context_length_exceeded":
+                raise
+            raise NoRoom(self._explained(refusal, begun, held), Prepared(begun.asked, (), held)) from refusal
+
+    def _plans(self, begun: _Begun, held: Held) -> tuple[Plan, ...]:
         request, answer_format = begun.asked.request, begun.format
         if held.family is not None:
             answer_format = msgspec.structs.replace(answer_format, tools=held.family)
@@ -159,23 +178,30 @@ class Preparer:
             ]
         else:
             prompts = [self._prompt(begun.rendered, answer_format, held, request)]
-        try:
-            plans = [
-                plan
-                for prompt in prompts
-                for plan in make_plans(request, prompt, self._base, self._vocabulary)
-            ]
-        except ApiError as refusal:
-            structure = request.structure
-            if held.instruction is None or structure is None or begun.rendered is None:
-                raise
-            raise error(
-                refusal.code,
-                f"{structure.field} could not be enforced ({'; '.join(held.warnings)}), and asked for in "
-                f"words it leaves no room: {refusal.message}",
-                param=structure.field,
-            ) from refusal
-        return Prepared(begun.asked, tuple(plans), held)
+        return tuple(
+            plan for prompt in prompts for plan in make_plans(request, prompt, self._base, self._vocabulary)
+        )
+
+    def _explained(self, refusal: ApiError, begun: _Begun, held: Held) -> ApiError:
+        """The refusal of a prompt that is too long. It begins as clients know it, and blames the form of the
+        answer where without the words that ask for it there would be room."""
+        structure, rendered = begun.asked.request.structure, begun.rendered
+        if held.instruction is None or structure is None or rendered is None:
+            return refusal
+        alone = self._tokenizer.encode_within(rendered.text, self._base.context)
+        if isinstance(alone, int) or len(alone) >= self._base.context:
+            return refusal
+        why = (
+            f"; {structure.field} could not be enforced ({'; '.join(held.warnings)}): without the words that "
+            f"ask for it instead there are {len(alone)} tokens"
+        )
+        return ApiError(
+            refusal.status,
+            refusal.code,
+            refusal.message + why,
+            param=structure.field,
+            anthropic=None if refusal.anthropic is None else refusal.anthropic + why,
+        )
 
     def _prompt(
         self, rendered: Rendered, answer_format: AnswerFormat, held: Held, request: ChatRequest

@@ -19,13 +19,15 @@ from mlxpool.worker.wire.writer import Identity, Writer
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """protocol: whose envelope errors are in. id_prefix: of an answer's id that nobody gave."""
+    """protocol: whose envelope errors are in. id_prefix: of an answer's id that nobody gave. fails_in_stream:
+    a prompt that is too long ends a stream, and is no refusal of its request: see docs/decisions/0008."""
 
     path: str
     protocol: Protocol
     id_prefix: str
     read: Read
     writer: Callable[[Prepared, Identity], Writer]
+    fails_in_stream: bool = False
 
 
 def read_chat(body: bytes) -> Asked:
@@ -36,5 +38,5 @@ ENDPOINTS = (
     Endpoint("/v1/chat/completions", "openai", "chatcmpl-", read_chat, chat_writer),
     Endpoint("/v1/completions", "openai", "cmpl-", completions.parse, completion_writer),
     Endpoint("/v1/messages", "anthropic", "msg_", anthropic.parse, message_writer),
-    Endpoint("/v1/responses", "responses", "resp_", responses.parse, responses_writer),
+    Endpoint("/v1/responses", "responses", "resp_", responses.parse, responses_writer, True),
 )

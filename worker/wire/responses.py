@@ -203,13 +203,16 @@ class ResponseAnswer:
 def responses_writer(prepared: Prepared, identity: Identity) -> ResponseAnswer:
     own = prepared.asked.own
     assert isinstance(own, ResponseOwn)
-    sampling = prepared.plans[0].sampling
-    echoed: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-    }
+    echoed: dict[str, Any] = {}
+    # One that could not be planned has none.
+    for plan in prepared.plans[:1]:
+        sampling = plan.sampling
+        echoed.update(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+        )
     if prepared.warnings:
         echoed["warnings"] = list(prepared.warnings)
     return ResponseAnswer(identity, own, echoed)
