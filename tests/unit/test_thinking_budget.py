@@ -157,6 +157,39 @@ def test_a_tag_waits_for_the_end_of_a_character() -> None:
     assert generate(budget, answer, ["a", "b", "b", "b"])[0] == ["a", "b", "b", "</think>", "b"]
 
 
+def test_a_character_that_never_ends_is_waited_for_no_longer_than_one_can_be() -> None:
+    answer = answer_of(None, reasoning="think", starts_inside=True)
+    budget = ThinkingBudget(limit(1, "</think>"), lambda: answer.thinks_until, lambda: True, None)
+    came, _ = generate(budget, answer, ["a", *"b" * 9])
+    assert came == ["a", *"bbbb", "</think>", *"bbbbb"]
+
+
+class Turns(Tokens):
+    """A grammar that has a place for other tokens at each turn."""
+
+    def __init__(self, *turns: str) -> None:
+        super().__init__()
+        self.turns = [ids(*turn.split()) for turn in turns]
+
+    def fill(self, mask: Any) -> bool:
+        self.may = self.turns[len(self.accepted)]
+        return super().fill(mask)
+
+
+def test_a_tag_that_the_grammar_has_no_place_for_yet_comes_when_it_has() -> None:
+    answer = answer_of(None, reasoning="think", starts_inside=True)
+    budget = budgeted(answer, limit(1, "</think>"), Turns("a", "b", "b </think>", "b"))
+    came, said = generate(budget, answer, ["a", "b", "b"])
+    assert came == ["a", "b", "</think>", "b"]
+    assert said == [Reasoning("ab"), Text("b")]
+
+
+def test_a_tag_that_the_grammar_breaks_off_is_not_begun_again() -> None:
+    answer = answer_of(None, reasoning="think", starts_inside=True)
+    budget = budgeted(answer, limit(1, "</", "think", ">"), Turns("a", "</ b", "b", "</ b", "</ b"))
+    assert generate(budget, answer, ["a", "b", "b", "b"])[0] == ["a", "</", "b", "b", "b"]
+
+
 def test_a_message_of_reasoning_is_followed_by_one_of_another_kind() -> None:
     marks = special_marks()
     answer = answer_of(marks, reasoning=HARMONY)
