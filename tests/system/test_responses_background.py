@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ async def test_a_run_that_is_deleted_is_cancelled_and_gone(tmp_path: Path) -> No
 async def test_only_what_runs_in_the_background_is_cancelled_and_gone_on_from_when_it_ended(
     tmp_path: Path,
 ) -> None:
-    async with serve(tmp_path, models=models(tmp_path, fault_on="slow", **SLOW), scripted=True) as served:
+    async with serve(tmp_path, models=models(tmp_path, **SLOW), scripted=True) as served:
         one = await respond(served, max_output_tokens=1)
         answer = await served.request("POST", f"/v1/responses/{one['id']}/cancel")
         assert (answer.status, answer.code) == (400, "invalid_request")
@@ -154,10 +155,10 @@ async def test_a_run_that_the_pool_has_no_place_for_is_refused_at_once(tmp_path:
         second = await post(served, background=True)
         assert (second.status, second.code) == (429, "queue_full")
         assert "retry-after" in second.headers
-        for response_id in (first["id"],):
-            assert (await served.request("POST", f"/v1/responses/{response_id}/cancel")).body["status"] == (
-                "cancelled"
-            )
+        cancelled = await served.request("POST", f"/v1/responses/{first['id']}/cancel")
+        assert cancelled.body["status"] == "cancelled"
+        # Nothing is left of the one that was refused.
+        assert (await served.request("GET", "/api/history")).body["entries"] == 1
 
 
 async def test_a_killed_servers_runs_have_failed_and_say_why(tmp_path: Path) -> None:
@@ -184,3 +185,42 @@ async def test_a_stopped_servers_runs_have_failed_with_what_they_said(tmp_path: 
         left = (await fetch(served, run["id"])).body
         assert (left["status"], left["error"]["type"]) == ("failed", "shutting_down")
         assert expected_text("a", "hello", 10_000).startswith(text_of(left))
+
+
+async def test_a_run_whose_end_can_not_be_stored_has_an_end_and_says_why(tmp_path: Path) -> None:
+    folder = models(tmp_path, tokens=3000)
+    config = "[history]\nmax_bytes = 2500\n"
+    async with serve(tmp_path, models=folder, scripted=True, config=config) as served:
+        run = await respond(served, background=True)
+        left = await ended(served, run["id"])
+
+        async def failed() -> bool:
+            nonlocal left
+            left = (await fetch(served, run["id"])).body
+            return left["status"] == "failed"
+
+        # Whole for as long as memory has it.
+        await until(failed)
+        assert "history.max_bytes (2500)" in left["error"]["message"]
+        cancelled = await served.request("POST", f"/v1/responses/{run['id']}/cancel")
+        assert (cancelled.status, cancelled.body["status"]) == (200, "failed")
+        assert final((await fetch(served, run["id"], "?stream=true")).body) == left
+
+
+async def test_a_run_that_can_not_be_stored_is_refused(tmp_path: Path) -> None:
+    async with serve(tmp_path, models=models(tmp_path), scripted=True) as served:
+        other = sqlite3.connect(tmp_path / "home" / "state.sqlite", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        answer = await post(served, background=True)
+        assert answer.status == 503
+        assert "locked" in answer.body["error"]["message"]
+        assert int(answer.headers["retry-after"]) >= 1
+        other.execute("ROLLBACK")
+        other.close()
+        assert (await ended(served, (await respond(served, background=True))["id"]))["status"] == "completed"
+
+
+async def test_a_bad_value_of_stream_is_refused_where_every_answer_is_a_stream(tmp_path: Path) -> None:
+    async with serve(tmp_path, models=models(tmp_path), scripted=True) as served:
+        answer = await post(served, background=True, stream="yes")
+        assert (answer.status, answer.body["error"]["param"]) == (400, "stream")

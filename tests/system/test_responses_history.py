@@ -6,6 +6,8 @@ import asyncio
 import json
 import signal
 import sqlite3
+import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,53 @@ async def test_an_item_may_be_named_by_its_id(tmp_path: Path) -> None:
         assert code(await post(served, given=named)) == (400, "invalid_request", "input[1].id")
         named[1]["id"] = 5
         assert code(await post(served, given=named)) == (400, "invalid_request", "input[1].id")
+
+
+async def test_references_that_are_too_much_are_refused_while_others_are_served(tmp_path: Path) -> None:
+    async with serve(tmp_path, models=models(tmp_path, tokens=20_000), scripted=True) as served:
+        one = await respond(served)
+        item_id = one["output"][0]["id"]
+        given = [{"type": "item_reference", "id": item_id}] * 1000
+        asking = asyncio.create_task(post(served, given=given, store=False))
+        slowest_s = 0.0
+        while not asking.done():
+            begun = time.monotonic()
+            await served.request("GET", "/health")
+            slowest_s = max(slowest_s, time.monotonic() - begun)
+        assert code(await asking) == (413, "body_too_large", "input")
+        # Written out they are a quarter of a gigabyte: seconds.
+        assert slowest_s < 0.5
+        many = await post(served, given=given * 2, store=False)
+        assert code(many) == (400, "invalid_request", "input")
+
+
+async def test_a_call_that_was_cut_can_not_be_named(tmp_path: Path) -> None:
+    folder = models(tmp_path)
+    async with serve(tmp_path, models=folder, scripted=True) as served:
+        one = await respond(served)
+    connection = sqlite3.connect(tmp_path / "home" / "state.sqlite")
+    call = {"id": "fc_1", "type": "function_call", "status": "incomplete", "arguments": '{"a'}
+    response = zlib.compress(json.dumps({**one, "output": [call]}).encode())
+    connection.execute("UPDATE responses SET response = ?", (response,))
+    connection.execute("UPDATE items SET item = 'fc_1'")
+    connection.commit()
+    connection.close()
+    async with serve(tmp_path, models=folder, scripted=True) as served:
+        given = [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "fc_1"}]
+        answer = await post(served, given=given)
+        assert code(answer) == (400, "invalid_request", "input[1].id")
+        assert "cut" in answer.body["error"]["message"]
+
+
+async def test_one_response_is_read_once_for_all_of_its_items(tmp_path: Path) -> None:
+    async with serve(tmp_path, models=models(tmp_path), scripted=True) as served:
+        one = await respond(served, given="x" * 4_000_000)
+        item = {"type": "item_reference", "id": one["output"][0]["id"]}
+        begun = time.monotonic()
+        two = await respond(served, given=[item] * 300)
+        # Each reading takes some 20 ms.
+        assert time.monotonic() - begun < 3.0
+        assert (await said(served, two["id"]))[-1] == ("assistant", text_of(one))
 
 
 WRONG = [
@@ -427,6 +476,24 @@ async def test_a_compacted_conversation_is_the_next_ones_input(tmp_path: Path) -
         bad = await compacted(served, input=[{"type": "wish"}], previous_response_id=two["id"])
         assert code(bad)[0] == 400
         assert "input[0]" in bad.body["error"]["message"]
+
+
+async def test_a_compaction_stores_nothing_and_is_not_held_to_what_may_be_stored(tmp_path: Path) -> None:
+    config = "[history]\nmax_bytes = 5000\n"
+    async with serve(tmp_path, models=models(tmp_path), scripted=True, config=config) as served:
+        assert (await compacted(served, input="x" * 6000)).status == 200
+        assert (await compacted(served, input="x" * 6000, store=False)).status == 200
+        run = await post(served, given="x" * 6000, background=True)
+        assert code(run) == (413, "body_too_large", "input")
+        assert "store: false without background" in run.body["error"]["message"]
+
+
+async def test_a_summary_that_was_cut_is_refused_by_the_limit_that_cut_it(tmp_path: Path) -> None:
+    async with serve(tmp_path, models=models(tmp_path, tokens=5000), scripted=True) as served:
+        for fields, limit in (({"max_output_tokens": 2}, "(2)"), ({}, "(4096)")):
+            answer = await compacted(served, input="tell", **fields)
+            assert code(answer) == (400, "invalid_request", "max_output_tokens")
+            assert limit in answer.body["error"]["message"]
 
 
 async def test_a_plain_get_is_told_that_it_is_a_websocket(tmp_path: Path) -> None:

@@ -178,7 +178,12 @@ async def test_what_was_not_stored_is_too_old_as_soon_as_what_was(tmp_path: Path
     ):
         await client.create("one", store=False)
         one = await client.response()
-        await asyncio.sleep(1.1)
+        later = await respond(served)
+
+        async def too_old() -> bool:
+            return (await fetch(served, later["id"])).status == 404
+
+        await until(too_old)
         await client.create("two", previous_response_id=one["id"])
         assert await client.error() == (404, "response_not_found", "previous_response_id")
 
