@@ -146,8 +146,6 @@ class HistoryStore:
 
     async def holder_of(self, item_id: str) -> Record | None:
         """The record among whose output this item is, without its events. Raises like `get`."""
-        if not self.is_on:
-            return None
         for record in self._fresh.values():
             if item_id in record.items:
                 return record
@@ -204,7 +202,6 @@ class HistoryStore:
                 self._forget(fresh)
             self._queue = [record for record in self._queue if record.id != response_id]
             self._going.discard(response_id)
-            self._lost.pop(response_id, None)
         self._wake()
         return stored or fresh is not None
 
@@ -305,9 +302,7 @@ class HistoryStore:
         while True:
             limits = self._limits()
             oldest = self._now() - limits.max_age
-            # Off for either limit's sake is off.
-            limit = limits.max_bytes if self.is_on else 0
-            if not await self._changed(partial(self._table.trim, oldest, limit)):
+            if not await self._changed(partial(self._table.trim, oldest, limits.max_bytes)):
                 return
 
     async def _shrink(self) -> bool:
