@@ -108,6 +108,15 @@ def test_a_stop_inside_of_a_call_that_can_not_be_read_is_not_spelled() -> None:
 
 
 _TOKENS = {0: b"Hi", 1: b"", 2: b"\xf0\x9f", 3: b"\x98\x80", 4: b"!"}
+_NO_TOP = np.zeros(1, np.float32)
+
+
+def byte_row(stops: tuple[str, ...]) -> Row:
+    """A row whose tokens are _TOKENS, the empty one special."""
+    how = AnswerFormat(stops=stops)
+    plan = Plan((1, 2), 99, True, _GREEDY, frozenset({EOS}), how)
+    text = AnswerText(TokenText(ByteDetokeniser(_TOKENS.__getitem__), Marks()), how)
+    return Row(plan, text, lambda _: None, token_bytes=lambda token: _TOKENS[token] or b"<|pad|>")
 
 
 @pytest.mark.parametrize("stops", [(), ("ZZ",)])
@@ -115,20 +124,23 @@ _TOKENS = {0: b"Hi", 1: b"", 2: b"\xf0\x9f", 3: b"\x98\x80", 4: b"!"}
 def test_log_probabilities_say_what_their_tokens_added_and_come_no_later_than_it(
     stops: tuple[str, ...], ids: tuple[int, ...]
 ) -> None:
-    how = AnswerFormat(stops=stops)
-    plan = Plan((1, 2), 99, True, _GREEDY, frozenset({EOS}), how)
-    text = AnswerText(TokenText(ByteDetokeniser(_TOKENS.__getitem__), Marks()), how)
-    row = Row(plan, text, lambda _: None, token_bytes=lambda token: _TOKENS[token] or b"<|pad|>")
+    row = byte_row(stops)
     heard = b""
     added: list[int] = []
     for token in ids:
-        for event in events_of(Sampled(row, token, np.zeros(1, np.float32)), "batch")[0]:
+        for event in events_of(Sampled(row, token, _NO_TOP), "batch")[0]:
             if isinstance(event, Logprobs):
                 heard += event.chosen.data
                 added.append(event.chars)
             elif isinstance(event, Text):
                 assert heard.endswith(event.text.encode())
     assert added == [2, 0, 0, 1, 1][: len(ids)]
+
+
+def test_half_a_character_of_a_stop_string_has_no_log_probability() -> None:
+    row = byte_row(("😀",))
+    events = [one for token in (0, 2, 3) for one in events_of(Sampled(row, token, _NO_TOP), "batch")[0]]
+    assert (spelled(events), said(events), events[-1]) == ("Hi", "Hi", Finish("stop", "😀"))
 
 
 @pytest.mark.parametrize("lane", ["batch", "turns"])
