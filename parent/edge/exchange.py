@@ -32,7 +32,7 @@ from mlxpool.shared.errors import ApiError, encode, error, protocol_of
 
 from . import preamble as voices
 from .preamble import Preamble
-from .sink import Sink
+from .sink import EVENT_STREAM, Sink
 from .trace import RequestTimes
 from .vigil import Vigil
 from .whole_events import WholeEvents
@@ -158,7 +158,7 @@ class Exchange:
         if self._sink.started:
             await self._sink.send(self._preamble.keep_alive())
             return
-        await self._sink.start({"content-type": "text/event-stream; charset=utf-8"})
+        await self._sink.start(EVENT_STREAM)
         await self._sink.send(self._preamble.opening())
 
     async def _forward(self, vigil: Vigil | None) -> None:

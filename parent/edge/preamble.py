@@ -7,7 +7,6 @@ for when the request goes out nobody knows yet who will open it. A protocol is o
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from mlxpool.parent.history import streams
 from mlxpool.shared import errors
 from mlxpool.shared.api import response_events, response_object
 from mlxpool.shared.errors import ApiError
@@ -26,13 +26,7 @@ KEEP_ALIVE_S = 10.0
 
 _DONE = b"data: [DONE]\n\n"
 
-# Where an event of a response has its number: JSON text that a client wrote never begins a line.
-_NUMBER = re.compile(rb'^(data: \{"type":"[^"]*","sequence_number":)(\d+)', re.MULTILINE)
-_RESPONSE_ENDS = (
-    b"event: response.completed\n",
-    b"event: response.incomplete\n",
-    b"event: response.failed\n",
-)
+_MESSAGE_ENDS = (b"event: message_stop\n", b"event: error\n")
 
 
 class Preamble(Protocol):
@@ -153,7 +147,7 @@ class MessagesPreamble:
         return data
 
     def is_end(self, data: bytes) -> bool:
-        return last_event(data).startswith((b"event: message_stop\n", b"event: error\n"))
+        return data.startswith(_MESSAGE_ENDS, streams.last_event(data))
 
     async def failure(self, err: ApiError) -> bytes:
         return errors.stream_event(err, "anthropic", self._request_id)
@@ -185,12 +179,10 @@ class ResponsesPreamble:
 
     def passed(self, data: bytes) -> bytes:
         more = self._said - self.replaced
-        if not more:
-            return data
-        return _NUMBER.sub(lambda found: found[1] + b"%d" % (int(found[2]) + more), data)
+        return streams.renumbered(data, more) if more else data
 
     def is_end(self, data: bytes) -> bool:
-        return last_event(data).startswith(_RESPONSE_ENDS)
+        return streams.ends(data)
 
     def _event(self, kind: str) -> bytes:
         data = response_events.event(kind, self._said, response=self._response("in_progress"))
@@ -206,9 +198,3 @@ class ResponsesPreamble:
             previous=self._previous,
             status=status,
         )
-
-
-def last_event(data: bytes) -> bytes:
-    """The last of these whole events."""
-    before = data.rfind(b"\n\n", 0, -2)
-    return data if before < 0 else data[before + 2 :]

@@ -25,8 +25,7 @@ from mlxpool.shared.errors import ApiError, error
 from .exchange import refusal
 from .responses_answers import Answers, Prepared, preamble_of
 from .responses_lookup import maybe_apart
-from .responses_sinks import EVENT_STREAM
-from .sink import Sink
+from .sink import EVENT_STREAM, Sink
 
 logger = logging.getLogger("mlxpool.history")
 

@@ -33,9 +33,9 @@ from .reply import REQUEST_ID, json_response
 from .responses_answers import Answers, Prepared, check, preamble_of, read_ask
 from .responses_background import Background
 from .responses_lookup import unavailable
-from .responses_sinks import EVENT_STREAM, Captured
+from .responses_sinks import Captured
 from .responses_socket import ResponsesSocket
-from .sink import WebSink
+from .sink import EVENT_STREAM, WebSink
 
 _INCLUDE = frozenset({"include", "include[]"})
 _ORDERS: dict[str, input_items.Order] = {"asc": "asc", "desc": "desc"}

@@ -16,8 +16,6 @@ from mlxpool.shared.errors import ApiError
 from .preamble import ResponsesPreamble
 from .sink import Sink
 
-EVENT_STREAM = {"content-type": "text/event-stream; charset=utf-8"}
-
 
 class RecordedPreamble(ResponsesPreamble):
     """Lets the recorder end a stream that fails: it alone knows what was said. shift: see `Resolved`."""

@@ -15,6 +15,9 @@ from aiohttp import web
 # A client that takes no byte for this long holds a ticket, and so a model, for nothing.
 WRITE_TIMEOUT_S = 120.0
 
+# The headers of a stream that the parent begins by itself.
+EVENT_STREAM = {"content-type": "text/event-stream; charset=utf-8"}
+
 
 class Sink(Protocol):
     """Takes one answer: either `start`, any number of `send`, `end`; or one `whole`."""

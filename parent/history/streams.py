@@ -22,7 +22,7 @@ _TERMINAL = (
 _ERROR = b"event: error\n"
 _ENDS = (*_TERMINAL, _ERROR)
 _DATA = b"\ndata: "
-_NUMBERED = re.compile(rb'^event: [^\n]*\ndata: \{"type":"[^"]*","sequence_number":(\d+)', re.M)
+_NUMBERED = re.compile(rb'^(event: [^\n]*\ndata: \{"type":"[^"]*","sequence_number":)(\d+)', re.M)
 
 
 class _Terminal(msgspec.Struct):
@@ -48,12 +48,12 @@ class Broken(NamedTuple):
 
 def ends(data: bytes) -> bool:
     """Whether the last of these events ends the stream, however."""
-    return data.startswith(_ENDS, _last(data))
+    return data.startswith(_ENDS, last_event(data))
 
 
 def final_response(data: bytes) -> bytes | None:
     """The response's object where the last of these events ends the stream, else None."""
-    start = _last(data)
+    start = last_event(data)
     if not data.startswith(_TERMINAL, start):
         return None
     text = data[data.index(_DATA, start) + len(_DATA) :].rstrip(b"\n")
@@ -62,7 +62,7 @@ def final_response(data: bytes) -> bytes | None:
 
 def broken(data: bytes) -> Broken | None:
     """What these events end with where that is an error event, else None."""
-    start = _last(data)
+    start = last_event(data)
     if not data.startswith(_ERROR, start):
         return None
     _, _, text = data[start:].partition(_DATA)
@@ -86,18 +86,23 @@ def events_of(data: bytes) -> Iterator[bytes]:
 def last_number(data: bytes) -> int:
     """The highest sequence_number among these events; -1 where there are none."""
     found = _NUMBERED.findall(data)
-    return int(found[-1]) if found else -1
+    return int(found[-1][1]) if found else -1
+
+
+def renumbered(data: bytes, more: int) -> bytes:
+    """These events with every sequence_number higher by `more`."""
+    return _NUMBERED.sub(lambda found: found[1] + b"%d" % (int(found[2]) + more), data)
 
 
 def after(data: bytes, number: int) -> bytes:
     """The events whose sequence_number is above `number`."""
     for match in _NUMBERED.finditer(data):
-        if int(match[1]) > number:
+        if int(match[2]) > number:
             return data[match.start() :]
     return b""
 
 
-def _last(data: bytes) -> int:
+def last_event(data: bytes) -> int:
     """Where the last of these whole events begins."""
     before = data.rfind(b"\n\nevent: ")
     return 0 if before < 0 else before + 2

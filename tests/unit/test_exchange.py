@@ -164,14 +164,15 @@ async def test_a_stream_that_just_stops_gets_its_protocols_error_event(path: str
     assert (exchange.times.outcome, client.ended, client.abandoned) == ("error", 1, False)
 
 
-async def test_a_response_that_just_stops_is_recorded_as_failed() -> None:
+@pytest.mark.parametrize("more", [[], [response_events.event("error", 2, message="y")]])
+async def test_a_response_that_just_stops_is_recorded_as_failed(more: list[bytes]) -> None:
     kept: list[dict[str, Any]] = []
     recorder = Recorder(lambda response, _: kept.append(json.loads(response)))
     client = Client()
-    await carried(RESPONSES, granted(PIECES[RESPONSES]), client, recorder)
+    await carried(RESPONSES, granted([*PIECES[RESPONSES], *more]), client, recorder)
     (response,) = kept
     assert (response["id"], response["status"]) == ("resp_1", "failed")
-    assert response["error"]["message"] == STOPPED
+    assert response["error"]["message"] == ("y" if more else STOPPED)
     told = json.loads(sse.read(client.heard, whole=False)[-1].data)
     assert (told["type"], told["sequence_number"], told["response"]) == ("response.failed", 2, response)
 

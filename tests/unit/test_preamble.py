@@ -14,7 +14,6 @@ from mlxpool.parent.edge.preamble import (
     MessagesPreamble,
     Preamble,
     ResponsesPreamble,
-    last_event,
 )
 from mlxpool.parent.edge.responses_sinks import RecordedPreamble
 from mlxpool.parent.edge.whole_events import WholeEvents
@@ -95,6 +94,7 @@ ENDS: list[tuple[int, bytes]] = [
     (3, b"event: response.completed\ndata: {}\n\n"),
     (3, b"event: response.incomplete\ndata: {}\n\n"),
     (3, b"event: response.failed\ndata: {}\n\n"),
+    (3, b"event: error\ndata: {}\n\n"),
 ]
 
 
@@ -145,8 +145,3 @@ def test_completions_are_opened_and_kept_alive_with_chunks_of_no_text() -> None:
 def test_messages_are_opened_and_kept_alive_with_pings() -> None:
     preamble = MessagesPreamble("req_1")
     assert preamble.opening() == preamble.keep_alive() == b'event: ping\ndata: {"type":"ping"}\n\n'
-
-
-@pytest.mark.parametrize("data", [b"a\n\n", b"b\n\na\n\n", b"\n\na\n\n", b"c\n\nb\n\na\n\n"])
-def test_the_last_event_is_found(data: bytes) -> None:
-    assert last_event(data) == b"a\n\n"
