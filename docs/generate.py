@@ -180,7 +180,9 @@ _MESSAGES_NOTES = """### Blocks
   too.
 - Where the last message is the assistant's, the answer goes on from its text, exactly: the prompt ends
   there. It goes with neither `thinking` nor a form of the answer. A model whose template does not write
-  that text as it is refuses.
+  that text as it is refuses. A count takes a finished turn too.
+- Ids of calls are letters, digits, `_` and `-` here, whatever the model writes; the model is shown its own
+  again.
 
 ### Tools of messages
 
@@ -263,12 +265,16 @@ _MESSAGES = """### Messages of chat
 - `content` is a string, or a list of `{{"type": "text", "text": "…"}}`, which are put together with nothing
   between them. A part of another type is refused: this model reads text only.
 - `tool_calls` are as the server gave them. `arguments` is the JSON text of an object, or the object; text
-  that holds no object is shown to the model as it is.
+  that holds no object is shown to the model as it is, or as the one argument `_` where its template goes
+  through arguments.
 - `reasoning` may be called `reasoning_content`; both together must be equal.
 - `name` goes to the template. A `tool` message without one gets that of the function it answers.
 - `refusal`, `annotations`, `audio` and `function_call`, which clients send back from answers, pass where they
   say nothing. `cache_control` on a message or a part is accepted without effect: prefixes are found by their
   tokens.
+- A conversation is shown to the model as it stands. Where its template refuses that, neighbouring messages of
+  one user or assistant are put together, and a later system message is a user's; a system message at the head
+  that the template doesn't take is a 400. This goes for every protocol.
 - A header at the very head of the first system text that changes with each request (billing, token counts) is
   left out, because it would make every prefix new.
 """

@@ -118,6 +118,17 @@ def test_a_system_message_further_on_stays_one_where_only_turns_are_wanted(tmp_p
     assert shown(tmp_path, TURNS, *late) == "[user]a\n\nb[system]late[user]c"
 
 
+def test_system_messages_beside_each_other_stay_two_where_only_turns_are_wanted(tmp_path: Path) -> None:
+    both = (message("system", "one"), message("system", "two"), user("a"), user("b"))
+    assert shown(tmp_path, TURNS, *both) == "[system]one[system]two[user]a\n\nb"
+
+
+def test_where_turns_and_the_system_first_are_wanted_the_servers_text_is_still_the_systems() -> None:
+    *_, before, last = arrangements([user("a"), message("system", "late"), user("b")], "Do.")
+    assert before == [message("system", "Do."), user("a\n\nlate\n\nb")]
+    assert last == [user("Do.\n\na\n\nlate\n\nb")]
+
+
 def test_the_clients_own_system_message_at_the_head_is_not_moved(tmp_path: Path) -> None:
     with pytest.raises(ApiError, match="no system"):
         shown(tmp_path, NO_SYSTEM, message("system", "x"), user("go"))
