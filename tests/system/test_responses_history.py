@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import sqlite3
-import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 
 from tests.tools.responses_client import events, fetch, final, post, respond, said, stream, text_of
 from tests.tools.scripted_script import expected_text, make_scripted_model
-from tests.tools.served import Served, serve, until
+from tests.tools.served import serve, until
 
 QUICK = ["--open-after", "0.2", "--keep-alive", "0.1"]
 
@@ -207,20 +206,12 @@ async def test_an_item_may_be_named_by_its_id(tmp_path: Path) -> None:
         assert code(await post(served, given=named)) == (400, "invalid_request", "input[1].id")
 
 
-async def test_references_that_are_too_much_are_refused_while_others_are_served(tmp_path: Path) -> None:
+async def test_references_that_are_too_much_are_refused(tmp_path: Path) -> None:
     async with serve(tmp_path, models=models(tmp_path, tokens=20_000), scripted=True) as served:
         one = await respond(served)
         item_id = one["output"][0]["id"]
         given = [{"type": "item_reference", "id": item_id}] * 1000
-        asking = asyncio.create_task(post(served, given=given, store=False))
-        slowest_s = 0.0
-        while not asking.done():
-            begun = time.monotonic()
-            await served.request("GET", "/health")
-            slowest_s = max(slowest_s, time.monotonic() - begun)
-        assert code(await asking) == (413, "body_too_large", "input")
-        # Written out they are a quarter of a gigabyte: seconds.
-        assert slowest_s < 0.5
+        assert code(await post(served, given=given, store=False)) == (413, "body_too_large", "input")
         many = await post(served, given=given * 2, store=False)
         assert code(many) == (400, "invalid_request", "input")
 
@@ -241,17 +232,6 @@ async def test_a_call_that_was_cut_can_not_be_named(tmp_path: Path) -> None:
         answer = await post(served, given=given)
         assert code(answer) == (400, "invalid_request", "input[1].id")
         assert "cut" in answer.body["error"]["message"]
-
-
-async def test_one_response_is_read_once_for_all_of_its_items(tmp_path: Path) -> None:
-    async with serve(tmp_path, models=models(tmp_path), scripted=True) as served:
-        one = await respond(served, given="x" * 4_000_000)
-        item = {"type": "item_reference", "id": one["output"][0]["id"]}
-        begun = time.monotonic()
-        two = await respond(served, given=[item] * 300)
-        # Each reading takes some 20 ms.
-        assert time.monotonic() - begun < 3.0
-        assert (await said(served, two["id"]))[-1] == ("assistant", text_of(one))
 
 
 WRONG = [
@@ -452,48 +432,6 @@ async def test_the_official_client_reads_what_is_kept(tmp_path: Path) -> None:
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(one.id)
         await client.close()
-
-
-async def compacted(served: Served, **fields: Any) -> Any:
-    return await served.request("POST", "/v1/responses/compact", {"model": "a", **fields})
-
-
-async def test_a_compacted_conversation_is_the_next_ones_input(tmp_path: Path) -> None:
-    async with serve(tmp_path, models=models(tmp_path), scripted=True) as served:
-        one = await respond(served, given="first")
-        two = await respond(served, given="second", previous_response_id=one["id"])
-        answer = await compacted(served, previous_response_id=two["id"], tools=[])
-        assert answer.status == 200
-        output = answer.body["output"]
-        assert [item["type"] for item in output] == ["message", "message", "compaction"]
-        assert [text_of({"output": [item]}) for item in output[:2]] == ["first", "second"]
-        assert answer.body["object"] == "response.compaction"
-        assert answer.body["usage"]["output_tokens"] == 3
-        three = await respond(served, given=[*output, {"role": "user", "content": "third"}])
-        assert text_of(three) == expected_text("a", "third", 3)
-        assert code(await compacted(served)) == (400, "invalid_request", "input")
-        assert code(await compacted(served, input="x", colour=1)) == (400, "unsupported_parameter", "colour")
-        bad = await compacted(served, input=[{"type": "wish"}], previous_response_id=two["id"])
-        assert code(bad)[0] == 400
-        assert "input[0]" in bad.body["error"]["message"]
-
-
-async def test_a_compaction_stores_nothing_and_is_not_held_to_what_may_be_stored(tmp_path: Path) -> None:
-    config = "[history]\nmax_bytes = 5000\n"
-    async with serve(tmp_path, models=models(tmp_path), scripted=True, config=config) as served:
-        assert (await compacted(served, input="x" * 6000)).status == 200
-        assert (await compacted(served, input="x" * 6000, store=False)).status == 200
-        run = await post(served, given="x" * 6000, background=True)
-        assert code(run) == (413, "body_too_large", "input")
-        assert "store: false without background" in run.body["error"]["message"]
-
-
-async def test_a_summary_that_was_cut_is_refused_by_the_limit_that_cut_it(tmp_path: Path) -> None:
-    async with serve(tmp_path, models=models(tmp_path, tokens=5000), scripted=True) as served:
-        for fields, limit in (({"max_output_tokens": 2}, "(2)"), ({}, "(4096)")):
-            answer = await compacted(served, input="tell", **fields)
-            assert code(answer) == (400, "invalid_request", "max_output_tokens")
-            assert limit in answer.body["error"]["message"]
 
 
 async def test_a_plain_get_is_told_that_it_is_a_websocket(tmp_path: Path) -> None:
