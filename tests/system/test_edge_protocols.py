@@ -133,6 +133,7 @@ async def test_each_kind_of_bad_end_is_told_in_the_protocols_own_words(tmp_path:
         "refuses": {"slow_headers_s": 0.8, "status": 429},
         "dies": {"slow_headers_s": 0.8, "crash_at": "prefill"},
         "cut": {"half_event_then_crash": True, "fault_after_tokens": 2},
+        "stops": {"no_end": True, "tokens": 2},
     }
     for name, script in scripts.items():
         # A worker that dies takes every stream of its model along.
@@ -143,6 +144,7 @@ async def test_each_kind_of_bad_end_is_told_in_the_protocols_own_words(tmp_path:
         "refuses": ("scripted answer 429", "queue_full"),
         "dies": ("killed by SIGABRT", "worker_crashed"),
         "cut": ("killed by SIGABRT", "worker_crashed"),
+        "stops": ("stopped before the answer was complete", "internal_error"),
     }
     async with serve(tmp_path, models=tmp_path / "m", scripted=True, flags=QUICK) as served:
         for name, (said, code) in expected.items():
@@ -152,7 +154,7 @@ async def test_each_kind_of_bad_end_is_told_in_the_protocols_own_words(tmp_path:
                 told = blame(path, events)
                 assert (said in told["message"], told["code"]) == (True, code), (path, name, told)
                 check_numbers(path, events)
-                if name == "cut":
+                if name in ("cut", "stops"):
                     assert text_of(path, events) == f"{model}:q:0 {model}:q:1 ", path
 
 

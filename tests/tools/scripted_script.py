@@ -46,9 +46,10 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Faults in time. crash_at, hang_at: the moment; in decode it comes after fault_after_tokens tokens.
     crash_signal: a name or number; exit_code, when given, is how it dies instead. A hang leaves the process
     and its heartbeats alive, with pending rows and a progress that stands still. half_event_then_crash:
-    after fault_after_tokens tokens half an event is sent, then it dies. fault_on: faults of a request hit
-    only requests whose last message contains this. faulty_runs: faults are for the first N processes of
-    this folder, later ones are healthy; 0 means all of them.
+    after fault_after_tokens tokens half an event is sent, then it dies. no_end: a stream is over without the
+    events that end it. fault_on: faults of a request hit only requests whose last message contains this.
+    faulty_runs: faults are for the first N processes of this folder, later ones are healthy; 0 means all of
+    them.
 
     Answers. prefill_s: seconds before the first token. tokens: how many an answer has. tokens_per_s: 0 is
     as fast as possible. events_per_write: stream events that share one write. text: a list of tokens, used
@@ -81,6 +82,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exit_code: int | None = None
     hang_at: Literal["", "load", "prefill", "decode"] = ""
     half_event_then_crash: bool = False
+    no_end: bool = False
     fault_after_tokens: int = 3
     fault_on: str = ""
     faulty_runs: int = 0
@@ -136,6 +138,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             crash_at="",
             hang_at="",
             half_event_then_crash=False,
+            no_end=False,
             status=0,
             health_fails=False,
             never_drain=False,
