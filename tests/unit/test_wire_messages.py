@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from mlxpool.shared.api import anthropic
 from mlxpool.shared.api.anthropic import Shown
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.worker.text.events import (
@@ -180,6 +182,21 @@ def test_the_beginning_says_already_how_the_request_runs() -> None:
 def test_an_end_that_nothing_came_before_has_its_own_counts() -> None:
     *_, end, _ = events_of(answer().write([(0, Usage(10, 5, 4)), (0, Finish("stop"))]))
     assert end["usage"] == SPENT
+
+
+@pytest.mark.parametrize("call_id", ["functions.get:0", "aB3dE6gH9", f"call_{0:024}"])
+def test_a_call_has_an_id_as_clients_know_them_and_the_next_turn_has_the_models_own(call_id: str) -> None:
+    said = row(ToolCallStart(0, call_id, "get"), ToolCallArguments(0, "{}"), ToolCallEnd(0))
+    (made,) = body(said)["content"]
+    assert re.fullmatch(r"toolu_[a-zA-Z0-9_-]+", made["id"])
+    result = {"type": "tool_result", "tool_use_id": made["id"], "content": "1"}
+    turns = [
+        {"role": "user", "content": "x"}, {"role": "assistant", "content": [made]},
+        {"role": "user", "content": [result]},
+    ]  # fmt: skip
+    asked = anthropic.parse(json.dumps({"max_tokens": 1, "messages": turns}).encode())
+    _, called, answered = asked.request.messages
+    assert (called.tool_calls[0].id, answered.tool_call_id) == (call_id, call_id)
 
 
 @pytest.mark.parametrize("blanks", ["\n", " \n\t", "\n\n"])
