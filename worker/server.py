@@ -53,6 +53,9 @@ KEEP_ALIVE_S = 10.0
 # More events than these are put together off the loop: a token with 20 log-probabilities takes 24 us.
 LOOP_EVENTS = 256
 
+# As some proxies log it; no client ever sees it.
+CLIENT_LEFT_STATUS = 499
+
 # Clients' header lines are limited to 8 KB and more.
 WARNING_CHARS = 1000
 
@@ -356,8 +359,13 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
     except web.HTTPMethodNotAllowed as refused:
         allowed = ", ".join(sorted(refused.allowed_methods))
         failure = error("method_not_allowed", f"{request.path} takes {allowed}, not {request.method}")
-    except (asyncio.CancelledError, ConnectionError):
+    except asyncio.CancelledError:
         raise
+    except ConnectionError:
+        if request.transport is not None and not request.transport.is_closing():
+            raise
+        # Nobody is there to be answered, and the log has said that the client left.
+        return web.Response(status=CLIENT_LEFT_STATUS)
     except Exception as err:
         traceback.print_exc()
         failure = error("internal_error", f"the worker failed on this request: {type(err).__name__}")

@@ -152,3 +152,34 @@ def test_any_number_of_warnings_takes_no_time_to_speak_of() -> None:
     header = server._warning(["b" * 10_000_000] * 100_000)["Warning"]
     assert time.thread_time() - began_s < 0.5
     assert len(header) < 1100
+
+
+async def test_a_client_that_leaves_while_it_is_written_to_leaves_no_traceback(
+    caplog: pytest.LogCaptureFixture, unused_tcp_port: int
+) -> None:
+    over = asyncio.Event()
+
+    async def write_on(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"x" * 65_536)
+        finally:
+            over.set()
+
+    app = web.Application(middlewares=[server._answer_errors])
+    app.router.add_get("/", write_on)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await writer.drain()
+        writer.close()
+        async with asyncio.timeout(10):
+            await over.wait()
+    finally:
+        await runner.cleanup()
+    assert caplog.records == []
