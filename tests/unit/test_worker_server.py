@@ -174,11 +174,11 @@ async def test_a_client_that_leaves_while_it_is_written_to_leaves_no_traceback(
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
     try:
-        _, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        await writer.drain()
-        writer.close()
         async with asyncio.timeout(10):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.close()
             await over.wait()
     finally:
         await runner.cleanup()
