@@ -186,6 +186,9 @@ class ResponseRoutes:
         compact.check(ask.raws)
         prepared = await self._answers.prepare(ask, head, forced={"store": False})
         given = prepared.resolved.input
+        if given is None and "input" in ask.raws:
+            # No list and no text: its reader says what it is instead.
+            await check(prepared.resolved)
         question = compact.question(prepared.resolved.raws, given)
         resolved = msgspec.structs.replace(prepared.resolved, body=question)
         carried = Prepared(resolved, head, None, store=False, background=False)
@@ -211,17 +214,26 @@ class ResponseRoutes:
 
 
 def _events_of(record: Record, number: int) -> bytes:
-    """The stream of a response that has ended: as it was sent, else as it could have been."""
+    """The stream of a response that has ended: as it was sent, else as it could have been. Raises ApiError
+    400 for the number of an event that there is not."""
     told = record.events if record.events is not None else replay(msgspec.json.decode(record.response))
     data = b"".join(told)
-    return data if number < 0 else streams.after(data, number)
+    if number < 0:
+        return data
+    if number > (last := streams.last_number(data)):
+        raise invalid(
+            "starting_after", f"starting_after is {number}; the last event of this stream is {last}"
+        )
+    return streams.after(data, number)
 
 
 def _query(request: web.Request, known: set[str] | frozenset[str]) -> Mapping[str, str]:
-    """The query. Raises ApiError 400 for a name that is not known."""
+    """The query. Raises ApiError 400 for a name that is not known, or stands there twice."""
     for name in request.query:
         if name not in known:
             raise read.unknown_field(name, sorted(known - {"include[]"}))
+        if name not in _INCLUDE and len(request.query.getall(name)) > 1:
+            raise invalid(name, f"{name} stands in the query more than once; send it once")
     return request.query
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from mlxpool.shared.api import read, sampling
 from mlxpool.shared.api.chat_fields import BOOL, CACHE, LABEL, OBJECT, TEXT
 from mlxpool.shared.api.chat_fields import FIELDS as CHAT
+from mlxpool.shared.api.parts import cache_control
 from mlxpool.shared.api.table import Field, accepted, an_object, honoured, refused
 from mlxpool.shared.api.tools import TOOLS_LIMIT
 
@@ -19,6 +20,13 @@ BUDGET = sampling.Counts(BUDGET_LOW_TOKENS)
 
 # By Anthropic's names, and what the models' templates know.
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
+
+
+def _metadata(name: str, value: object) -> object:
+    given = read.mapping(name, value, '{"user_id": "…"}')
+    read.only(name, given, ("user_id",))
+    return read.string(f"{name}.user_id", given.get("user_id"))
+
 
 _ONE_MACHINE = "one machine has one of it"
 
@@ -169,8 +177,8 @@ FIELDS: dict[str, Field] = {
             "keep_alive",
         )
     },
-    "metadata": accepted('{"user_id": "…"}', LABEL, an_object, schema=OBJECT),
-    "cache_control": accepted('{"type": "ephemeral"}', CACHE, an_object, schema=OBJECT),
+    "metadata": accepted('{"user_id": "…"}', LABEL, _metadata, schema=OBJECT),
+    "cache_control": accepted('{"type": "ephemeral"}', CACHE, cache_control, schema=OBJECT),
     "service_tier": accepted("a string", _ONE_MACHINE, read.string, schema=TEXT),
     "inference_geo": accepted("a string", _ONE_MACHINE, read.string, schema=TEXT),
     "speed": accepted("a string", _ONE_MACHINE, read.string, schema=TEXT),

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxpool.shared.api import read
+from mlxpool.shared.api.parts import check_cache_control
 from mlxpool.shared.api.tools import NAME_RULE, TOOL_NAME, TOOLS_LIMIT, Tool, ToolChoice, read_parameters
 from mlxpool.shared.api.warned import Warnings
 from mlxpool.shared.text import cut
@@ -73,6 +74,7 @@ def _tool(where: str, given: Mapping[str, Any]) -> Tool:
             "a description and an input_schema",
         )
     read.only(where, given, (*_OWN_FIELDS, *_WITHOUT_EFFECT))
+    check_cache_control(where, given)
     name = given.get("name")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
         raise read.invalid(f"{where}.name", f"{where}.name must be {NAME_RULE}, not {read.quoted(name)}")

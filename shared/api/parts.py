@@ -34,4 +34,12 @@ def check_cache_control(where: str, holder: Mapping[str, Any]) -> None:
     """Where a hosted cache would cut: taken, for prefixes are found by their tokens here. Raises ApiError
     400."""
     if holder.get("cache_control") is not None:
-        read.mapping(f"{where}.cache_control", holder["cache_control"], '{"type": "ephemeral"}')
+        cache_control(f"{where}.cache_control", holder["cache_control"])
+
+
+def cache_control(name: str, value: object) -> object:
+    """A check of an accepted field."""
+    given = read.mapping(name, value, '{"type": "ephemeral"}')
+    read.name_of(f"{name}.type", given.get("type"), ("ephemeral",))
+    read.string(f"{name}.ttl", given.get("ttl"))
+    return given

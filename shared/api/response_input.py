@@ -121,7 +121,7 @@ class _Input:
                 f'{where}.role "tool" is not supported; send an item of type function_call_output',
             )
         role = read.name_of(f"{where}.role", role, _ROLES)
-        read.only(where, item, (*_EVERY_FIELDS, "role", "content", "name"))
+        _only(where, item, "role", "content", "name")
         text = parts.joined(f"{where}.content", item.get("content"), _part)
         name = read.string(f"{where}.name", item.get("name"))
         if role == "assistant":
@@ -130,7 +130,7 @@ class _Input:
             self.turns.put(ChatMessage("user" if role == "user" else "system", text, name))
 
     def reasoning(self, where: str, item: Mapping[str, Any]) -> None:
-        read.only(where, item, (*_EVERY_FIELDS, "summary", "content", "encrypted_content"))
+        _only(where, item, "summary", "content", "encrypted_content")
         content = _thoughts(f"{where}.content", item.get("content"), ("reasoning_text", "text"), "")
         summary = _thoughts(f"{where}.summary", item.get("summary"), ("summary_text",), "\n\n")
         sealed = read.string(f"{where}.encrypted_content", item.get("encrypted_content"))
@@ -144,19 +144,19 @@ class _Input:
             )
 
     def function_call(self, where: str, item: Mapping[str, Any]) -> None:
-        read.only(where, item, (*_EVERY_FIELDS, "call_id", "name", "namespace", "arguments"))
+        _only(where, item, "call_id", "name", "namespace", "arguments")
         arguments = read_arguments(f"{where}.arguments", item.get("arguments"))
         self.turns.call(MadeCall(_call_id(where, item), _called(where, item), arguments))
 
     def custom_tool_call(self, where: str, item: Mapping[str, Any]) -> None:
-        read.only(where, item, (*_EVERY_FIELDS, "call_id", "name", "namespace", "input"))
+        _only(where, item, "call_id", "name", "namespace", "input")
         text = item.get("input")
         if not isinstance(text, str):
             raise read.invalid(f"{where}.input", f"{where}.input must be a string, not {read.quoted(text)}")
         self.turns.call(MadeCall(_call_id(where, item), _called(where, item), {INPUT: text}))
 
     def call_output(self, where: str, item: Mapping[str, Any]) -> None:
-        read.only(where, item, (*_EVERY_FIELDS, "call_id", "name", "namespace", "output"))
+        _only(where, item, "call_id", "name", "namespace", "output")
         name = _called(where, item) if item.get("name") is not None else None
         # Results that a client volunteers answer no call; then their name says what they are.
         call_id = None if item.get("call_id") is None and name is not None else _call_id(where, item)
@@ -164,7 +164,7 @@ class _Input:
         self.turns.put(ChatMessage("tool", text, name, tool_call_id=call_id))
 
     def compaction(self, where: str, item: Mapping[str, Any]) -> None:
-        read.only(where, item, (*_EVERY_FIELDS, "encrypted_content"))
+        _only(where, item, "encrypted_content")
         text = unseal(read.filled(f"{where}.encrypted_content", item.get("encrypted_content")))
         if text is None:
             raise read.invalid(
@@ -175,7 +175,7 @@ class _Input:
         self.turns.put(ChatMessage("user", f"{SUMMARY}{text}"))
 
     def additional_tools(self, where: str, item: Mapping[str, Any]) -> None:
-        read.only(where, item, (*_EVERY_FIELDS, "role", "tools"))
+        _only(where, item, "role", "tools")
         self._declarations.read(f"{where}.tools", item.get("tools"))
 
     def reference(self, where: str, item: Mapping[str, Any]) -> None:
@@ -184,6 +184,12 @@ class _Input:
             f"{where}: item_reference {read.quoted(item.get('id'))} is no item of a stored response; "
             "send the item itself",
         )
+
+
+def _only(where: str, item: Mapping[str, Any], *own: str) -> None:
+    """Raises ApiError 400 for a field that such an item has not, and for an id that is none."""
+    read.only(where, item, (*_EVERY_FIELDS, *own))
+    read.string(f"{where}.id", item.get("id"))
 
 
 _READERS: dict[str, _Reader] = {

@@ -2,8 +2,8 @@
 
 Calls go to a parent over a scripted worker, with ten thousand responses in its file, and to the worker's own
 socket, in turn; the worker's protocols differ in cost, so each is taken off its own. The relay is measured
-without the worker's writers, which are slower than it: one exchange reads events that were written beforehand
-off a socket and writes them to another, with a recorder between and without.
+without the worker's writers, which are slower than it: an exchange reads events that were written beforehand
+off a socket and writes them to a client's, with a recorder between and without.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from typing import Any
 
 import msgspec
 import uvloop
+from aiohttp import web
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from mlxpool.parent.database import FILE_NAME, Database
 from mlxpool.parent.edge.exchange import Exchange
-from mlxpool.parent.edge.preamble import ResponsesPreamble
 from mlxpool.parent.edge.responses_sinks import RecordedPreamble, Tee
+from mlxpool.parent.edge.sink import WebSink
 from mlxpool.parent.history.recorder import Recorder
 from mlxpool.parent.history.records import of_response
 from mlxpool.parent.history.store import HistoryStore
@@ -178,80 +179,75 @@ def flood(path: str, width: int) -> None:
                     client.sendall(piece)
 
 
-def drain(path: str) -> None:
-    """Reads whatever comes, one connection after the other."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen()
-    while True:
-        client, _ = listener.accept()
-        with client:
-            while client.recv(streams.READ_BYTES):
-                pass
+def relay(path: str, port: int) -> None:
+    """Serves `/plain` and `/recorded`: an exchange each, with the worker at `path`, to whoever asks."""
 
+    async def answer(request: web.Request) -> web.StreamResponse:
+        granted = asyncio.get_running_loop().create_future()
+        granted.set_result(SimpleNamespace(upstream=upstream))
+        grant = Grant(SimpleNamespace(model="a"), granted)  # type: ignore[arg-type]  # no pool is behind it
+        sink = WebSink(request)
+        kept: list[int] = []
+        recorder = Recorder(lambda _, events: kept.extend(map(len, events or ())))
+        preamble = RecordedPreamble("a", {}, None, recorder, 0)
+        recorded = request.path == "/recorded"
+        target = Tee(sink, recorder, 0) if recorded else sink
+        await Exchange(b"{}", "/v1/responses", True, grant, "a", "req", target, preamble).run()
+        if recorded and sum(kept) < EVENTS:
+            raise RuntimeError("the recorder did not keep what was sent")
+        return sink.response
 
-class Client:
-    """A sink that writes to a socket, as a client's does, without HTTP around it."""
+    async def serve() -> None:
+        app = web.Application()
+        app.add_routes([web.get("/plain", answer), web.get("/recorded", answer)])
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        await asyncio.get_running_loop().create_future()
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self.started = False
-        self.bytes = 0
-        self._writer = writer
-
-    async def start(self, headers: Any) -> None:
-        del headers
-        self.started = True
-
-    async def send(self, data: bytes) -> None:
-        self.bytes += len(data)
-        self._writer.write(data)
-        await self._writer.drain()
-
-    async def end(self) -> None:
-        """Nothing is held back."""
-
-    async def whole(self, status: int, body: bytes, headers: Any) -> None:
-        raise RuntimeError(f"{status}: {headers} {body!r}")
-
-    def abandon(self) -> None:
-        """There is nobody."""
-
-
-async def relay_s(path: str, recorded: bool) -> float:
-    """Seconds of one stream through an exchange."""
     upstream = Upstream(path)
-    granted = asyncio.get_running_loop().create_future()
-    granted.set_result(SimpleNamespace(upstream=upstream))
-    grant = Grant(SimpleNamespace(model="a"), granted)  # type: ignore[arg-type]  # no pool is behind it
-    _, writer = await asyncio.open_unix_connection(f"{path}.client")
-    sink = Client(writer)
-    kept: list[tuple[bytes, ...]] = []
-    recorder = Recorder(lambda response, events: kept.append(events or ()))
-    preamble = RecordedPreamble("a", {}, None, recorder, 0) if recorded else ResponsesPreamble("a", {}, None)
-    target = Tee(sink, recorder, 0) if recorded else sink
-    exchange = Exchange(b"{}", "/v1/responses", True, grant, "a", "req", target, preamble)
-    start = time.perf_counter()
-    await exchange.run()
-    took = time.perf_counter() - start
-    if recorded and sum(map(len, kept[0])) != sink.bytes:
-        raise RuntimeError("the recorder did not keep what was sent")
-    upstream.close()
-    writer.close()
-    return took
+    uvloop.run(serve())
+
+
+def stream_s(port: int, path: str) -> float:
+    """Seconds from the question to the stream's end."""
+    with streams.connect(str(port)) as client:
+        start = time.perf_counter()
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        last = b""
+        while not last.endswith(b"0\r\n\r\n"):
+            piece = client.recv(streams.READ_BYTES)
+            if not piece:
+                raise RuntimeError("the stream broke off")
+            last = (last + piece)[-16:] if len(piece) < 16 else piece[-16:]
+        return time.perf_counter() - start
+
+
+def wait_for(path: str, port: int) -> None:
+    """Until both listen."""
+    end = time.monotonic() + common.START_TIMEOUT_S
+    while time.monotonic() < end:
+        try:
+            streams.connect(str(port)).close()
+        except OSError:
+            time.sleep(0.02)
+            continue
+        if os.path.exists(path):
+            return
+    raise RuntimeError("the relay did not start")
 
 
 def rate(report: common.Report, folder: Path, rounds: int) -> None:
     """Events a second with a recorder over those without, for each width of a worker's writes."""
     for width in WIDTHS:
-        path = str(folder / f"flood{width}")
+        path, port = str(folder / f"flood{width}"), common.free_port()
         processes = [
             multiprocessing.Process(target=flood, args=(path, width), daemon=True),
-            multiprocessing.Process(target=drain, args=(f"{path}.client",), daemon=True),
+            multiprocessing.Process(target=relay, args=(path, port), daemon=True),
         ]
         for process in processes:
             process.start()
-        while not (os.path.exists(path) and os.path.exists(f"{path}.client")):
-            time.sleep(0.01)
+        wait_for(path, port)
         rows = {
             way: report.row(f"events/s {'recorded' if way else 'plain'}, {width} a write", "1/s")
             for way in (True, False)
@@ -259,7 +255,7 @@ def rate(report: common.Report, folder: Path, rounds: int) -> None:
         try:
             for n in range(rounds + 1):
                 for way in sorted(rows, reverse=bool(n % 2)):
-                    took = uvloop.run(relay_s(path, way))
+                    took = stream_s(port, "/recorded" if way else "/plain")
                     if n:
                         rows[way].samples.append(EVENTS / took)
         finally:

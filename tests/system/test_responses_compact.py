@@ -38,6 +38,10 @@ async def test_a_compacted_conversation_is_the_next_ones_input(tmp_path: Path) -
         three = await respond(served, given=[*output, {"role": "user", "content": "third"}])
         assert text_of(three) == expected_text("a", "third", 3)
         assert code(await compacted(served)) == (400, "invalid_request", "input")
+        for wrong in (5, {}, False, [{"type": "wish"}]):
+            answer = await compacted(served, input=wrong)
+            assert answer.status == 400
+            assert "nothing to compact" not in answer.body["error"]["message"]
         assert code(await compacted(served, input="x", colour=1)) == (400, "unsupported_parameter", "colour")
         bad = await compacted(served, input=[{"type": "wish"}], previous_response_id=two["id"])
         assert code(bad)[0] == 400

@@ -278,6 +278,8 @@ async def test_wrong_fields_are_refused_by_name(tmp_path: Path) -> None:
 QUERIES = [
     ("?stream=maybe", "stream"),
     ("?starting_after=1", "starting_after"),
+    ("?stream=true&starting_after=5000", "starting_after"),
+    ("?stream=true&stream=false", "stream"),
     ("?stream=true&starting_after=-1", "starting_after"),
     (f"?stream=true&starting_after={'9' * 5000}", "starting_after"),
     ("?stream=true&starting_after=٣", "starting_after"),

@@ -510,3 +510,19 @@ def test_a_value_of_any_type_is_read_or_refused(field: str, value: object) -> No
         if isinstance(found, ApiError):
             assert found.status == 400
             assert found.param is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"metadata": {"user_id": 5}}, "metadata.user_id"),
+        ({"metadata": {"nope": 1}}, "metadata.nope"),
+        ({"cache_control": {"type": 7}}, "cache_control.type"),
+        ({"cache_control": {"type": "ephemeral", "ttl": []}}, "cache_control.ttl"),
+        ({"tools": [{"name": "f", "input_schema": {"type": "object"}, "cache_control": 0}]},
+         "tools[0].cache_control"),
+        ({"system": [{"type": "text", "text": "x", "cache_control": {}}]}, "system[0].cache_control.type"),
+    ],
+)  # fmt: skip
+def test_a_value_without_effect_is_still_one_of_its_kind(fields: dict[str, Any], param: str) -> None:
+    assert refusal(**fields).param == param

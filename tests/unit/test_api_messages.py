@@ -37,7 +37,10 @@ def refusal(message: object) -> ApiError:
 
 
 def test_messages_are_normalised_for_the_template() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {"type": "x"}}]
+    parts = [
+        {"type": "text", "text": "a"},
+        {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}},
+    ]
     messages = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": parts},

@@ -194,6 +194,11 @@ class DecodeBatch:
             traceback.print_exception(err)
         self._failed.append(Failed([row], err))
 
+    def try_sharing(self) -> None:
+        """Find out whether rows may share passes, once: best while nothing runs, for it takes several."""
+        if self.shares is None:
+            self.shares = shares_passes(self._model, self._make_cache)
+
     def _arrange(self, pool_bytes: int) -> None:
         """Groups as few as the pool allows."""
         if self.shares is False or pool_bytes == self._arranged_for:
@@ -207,8 +212,7 @@ class DecodeBatch:
             except Exception as err:
                 self._drop(group, err)
         while merge := grouping.to_merge(self._lengths(), self._cost, pool_bytes):
-            if self.shares is None:
-                self.shares = shares_passes(self._model, self._make_cache)
+            self.try_sharing()
             if not self.shares:
                 return
             into, other = (self._groups[place] for place in merge)

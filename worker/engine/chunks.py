@@ -25,6 +25,9 @@ ALONE_S = 0.8
 # The lowest are for the end of a long prompt on the CPU: 4 tokens after 6,000 take 0.3 s there.
 LADDER_TOKENS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
+# A chunk is as long as the last one of its width, give or take: what comes nearer than this is narrowed.
+_ROOM = 0.9
+
 # Doubling a chunk at most doubles its time as long as attention is not all of it; a margin for that.
 _GROWTH_LIMIT = 0.45
 
@@ -77,7 +80,7 @@ class ChunkWidth:
         about it, unless even they took too long."""
         stretch, target_s = start // _STRETCH_TOKENS, ALONE_S if alone else TARGET_S
         rung = self._rung(stretch, alone)
-        if elapsed_s > target_s:
+        if elapsed_s > target_s * _ROOM:
             rung = max(rung - 1, 0)
         elif tokens >= self.at(start, alone) and elapsed_s < target_s * _GROWTH_LIMIT:
             rung = min(rung + 1, self._top)

@@ -210,6 +210,8 @@ class Engine:
             self._busy = bool(batch.rows or prefills.rows)
             # Where all that runs waits for the disk there is nothing to do either, until a reader says so.
             idle = not (batch.rows or prefills.runnable or (self._waiting and not prefills.rows))
+            if idle and not self._arrived:
+                batch.try_sharing()
             calls = self._take(idle)
             self._drop_cancelled(batch, prefills)
             # Who cancels a row and then calls finds in the prompt cache what the row held.

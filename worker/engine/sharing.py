@@ -23,7 +23,7 @@ def shares_passes(model: Any, make_cache: Callable[[], list[Any]]) -> bool:
 
     Not every cache has a batch version, and not every model of mlx-lm reads those rightly: some take the
     offset for one number, and Gemma 2 takes the mask of rows for one of heads, without an error. So it is
-    tried, once, when a second row comes.
+    tried, once, while nothing runs or when a second row comes.
     """
 
     def shared(prompts: Sequence[Sequence[int]]) -> mx.array:
