@@ -92,13 +92,19 @@ class Running:
     """An engine and its model; `ask` runs one row to its end."""
 
     def __init__(
-        self, folder: Path, batch: int = 4, width: int | None = 16, cache: CacheLaunch | None = None
+        self,
+        folder: Path,
+        batch: int = 4,
+        width: int | None = 16,
+        cache: CacheLaunch | None = None,
+        model: Any = None,
     ) -> None:
+        """model: in place of the folder's; weights of one thread are another's too."""
         self.model: Any = None
 
         def load_faulty() -> Loaded:
             loaded = load(folder, lambda _done, _total: None)
-            self.model = Faulty(loaded.model)
+            self.model = Faulty(loaded.model if model is None else model)
             return msgspec.structs.replace(loaded, model=self.model)
 
         launch = Launch("m", str(folder), "", 4096, batch, 1 << 30, 1 << 30, cache=cache)
@@ -112,6 +118,9 @@ class Running:
     async def ready(self) -> Running:
         self.engine.start()
         await self.engine.loaded
+        # What it tries of the model while nothing runs comes first.
+        await self.engine.call(lambda: None)
+        self.model.shapes.clear()
         return self
 
     def stop(self) -> None:

@@ -293,9 +293,8 @@ async def test_a_pass_that_fails_ends_the_rows_that_shared_it_and_no_others(star
         )
     )  # fmt: skip
     mx.eval(model.parameters())
-    running = await start()
     # mlx-lm's GPT-BigCode can't share a pass: every row is a group of its own.
-    running.model._model = model
+    running = await start(model=model)
     alone = await running.ask(plan(range(30), max_tokens=120))
     rows = [running.submit(plan(range(length), max_tokens=120)) for length in (30, 20, 10)]
     await until(lambda: all(client.events for client, _ in rows))

@@ -21,7 +21,7 @@ from mlx_lm.utils import load_model
 
 from mlxpool.worker.engine import admission
 from mlxpool.worker.engine.admission import KvCost, LayerKv
-from mlxpool.worker.engine.batch import DecodeBatch, shares_passes
+from mlxpool.worker.engine.batch import DEAR_TOKENS, DecodeBatch, shares_passes
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.engine import ENGINE_DIED_EXIT_CODE, Engine
 from mlxpool.worker.engine.row import Row
@@ -295,9 +295,7 @@ async def test_rows_that_mlx_lm_would_mix_in_a_batch_get_their_own_text_side_by_
     model = make()
     mx.eval(model.parameters())
     assert not shares_passes(model, lambda: make_prompt_cache(model))
-    running = await start()
-    # Weights of one thread are another's too; the engine's is idle meanwhile.
-    running.model._model = model
+    running = await start(model=model)
     prompts = [[(place * 7 + length) % 256 for place in range(length)] for length in (40, 7, 23)]
     alone = [await running.ask(plan(prompt, max_tokens=30)) for prompt in prompts]
     assert len({client.text for client in alone}) == 3
@@ -452,3 +450,22 @@ def test_an_engine_whose_loop_has_ended_ends_with_it(tiny: TinyModels) -> None:
     (engine,) = (thread for thread in set(threading.enumerate()) - others if thread.name == "engine")
     engine.join(30)
     assert not engine.is_alive()
+
+
+async def test_a_long_prompts_only_token_is_not_worth_copying_its_caches(start: Start) -> None:
+    running = await start(width=512)
+    long, short = list(range(200)) * 8, list(range(40))
+    assert len(long) > DEAR_TOKENS > 200
+    alone = (await running.ask(plan(short, max_tokens=300))).text
+    only = (await running.ask(plan(long, max_tokens=1))).text
+    streaming, _ = running.submit(plan(short, max_tokens=300))
+    await until(lambda: bool(streaming.events))
+    for ids, count, rows in ((long, 1, 1), (short[:30], 1, 2), (long, 3, 2)):
+        running.model.shapes.clear()
+        client = await running.ask(plan(ids, max_tokens=count))
+        steps = [shape for shape in running.model.shapes if shape[1] == 1]
+        assert max(steps) == (rows, 1), (len(ids), count)
+        assert not streaming.ended.is_set()
+        assert (ids, count) != (long, 1) or client.text == only
+    await streaming.ended.wait()
+    assert streaming.text == alone

@@ -58,3 +58,8 @@ def test_the_pool_holds_what_was_arranged_whenever_the_rows_alone_fit(
     made = arranged(groups, BYTE, pool_bytes)
     assert sorted(length for group in made for length in group) == rows
     assert held_bytes(made, BYTE) <= max(pool_bytes, alone)
+
+
+def test_groups_that_are_to_stay_apart_are_left_as_they_are() -> None:
+    assert to_merge([[100], [100], [500]], BYTE, 10_000, {0}) == (1, 2)
+    assert to_merge([[100], [500]], BYTE, 10_000, {1}) is None

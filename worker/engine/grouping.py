@@ -9,7 +9,7 @@ group gets one of its own. A group is a sequence of its rows' lengths in tokens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from mlxpool.worker.engine.admission import KvCost
 
@@ -32,11 +32,15 @@ def to_split(groups: Sequence[Lengths], cost: KvCost, pool_bytes: int) -> tuple[
     return place, max(range(len(groups[place])), key=groups[place].__getitem__)
 
 
-def to_merge(groups: Sequence[Lengths], cost: KvCost, pool_bytes: int) -> tuple[int, int] | None:
-    """Two groups that fit into the pool as one: those that waste least. None where no two do."""
+def to_merge(
+    groups: Sequence[Lengths], cost: KvCost, pool_bytes: int, apart: Collection[int] = ()
+) -> tuple[int, int] | None:
+    """Two groups that fit into the pool as one: those that waste least. None where no two do. apart: groups
+    that are left as they are."""
     spare = pool_bytes - held_bytes(groups, cost)
     best: tuple[int, tuple[int, int]] | None = None
-    for one, two in itertools.combinations(range(len(groups)), 2):
+    places = [place for place in range(len(groups)) if place not in apart]
+    for one, two in itertools.combinations(places, 2):
         together = held_bytes([[*groups[one], *groups[two]]], cost)
         added = together - held_bytes([groups[one], groups[two]], cost)
         if added <= spare and (best is None or added < best[0]):
