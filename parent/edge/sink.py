@@ -15,6 +15,10 @@ from aiohttp import web
 # A client that takes no byte for this long holds a ticket, and so a model, for nothing.
 WRITE_TIMEOUT_S = 120.0
 
+# A connection that holds so little lets a writer go on at once: half of what event loops resume one at. A
+# time-out costs a third of what passing an event on does.
+NEVER_PAUSED_BYTES = 8 * 1024
+
 # The headers of a stream that the parent begins by itself.
 EVENT_STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 
@@ -68,6 +72,10 @@ class WebSink:
 
     async def send(self, data: bytes) -> None:
         assert self._stream is not None
+        transport = self._request.transport
+        if transport is not None and transport.get_write_buffer_size() + len(data) <= NEVER_PAUSED_BYTES:
+            await self._stream.write(data)
+            return
         await self._in_time(self._stream.write(data))
 
     async def end(self) -> None:

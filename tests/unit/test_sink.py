@@ -57,3 +57,15 @@ async def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.Monkey
     err = await to_a_deaf_client(answer)
     assert isinstance(err, ConnectionResetError)
     assert str(err) == "the client reads nothing"
+
+
+async def test_small_events_hold_nothing_up_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITE_TIMEOUT_S", 0.1)
+
+    async def answer(sink: WebSink) -> None:
+        for _ in range(100_000):
+            await sink.send(b"data: " + b"x" * 1000 + b"\n\n")
+
+    err = await to_a_deaf_client(answer)
+    assert isinstance(err, ConnectionResetError)
+    assert str(err) == "the client reads nothing"
