@@ -22,6 +22,8 @@ USAGE = {
 }
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
+# What is asked of each model, here and by Node's client (test_node_exact.py).
+ASKED: dict[str, Any] = {"messages": MESSAGES, "tools": TOOLS}
 ERROR = {"message": FAILED, "type": "server_error", "param": None, "code": "internal_error"}
 
 
@@ -89,33 +91,40 @@ def said(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
     return {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
 
 
+def every_event(model: str) -> list[dict[str, Any]]:
+    deltas, reason, _ = CHATS[model]
+    chunks = [chunk(model, said(delta)) for delta in ({"role": "assistant", "content": ""}, *deltas)]
+    return [*chunks, chunk(model, said({}, reason), usage=USAGE)]
+
+
+def final(model: str) -> dict[str, Any]:
+    _, reason, message = CHATS[model]
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "refusal": None, **message},
+                "finish_reason": reason,
+                "logprobs": None,
+            }
+        ],
+        "usage": USAGE,
+    }
+
+
 @pytest.mark.parametrize("model", CHATS)
 def test_every_chunk_of_a_chat(scripted: Served, scripted_gpt: openai.OpenAI, model: str) -> None:
-    deltas, reason, message = CHATS[model]
-    expected = [chunk(model, said(delta)) for delta in ({"role": "assistant", "content": ""}, *deltas)]
-    expected.append(chunk(model, said({}, reason), usage=USAGE))
-    body: Any = {"model": model, "messages": MESSAGES, "tools": TOOLS}
+    expected = every_event(model)
+    body: Any = {"model": model, **ASKED}
     assert typed(scripted_gpt.chat.completions.create(**body, stream=True)) == expected
     assert named(raw(scripted, "/v1/chat/completions", body)) == [*expected, sse.DONE]
 
     whole = scripted_gpt.chat.completions.create(**body)
-    assert named([whole.model_dump(mode="json", exclude_unset=True)]) == [
-        {
-            "id": "chatcmpl-1",
-            "object": "chat.completion",
-            "created": 0,
-            "model": model,
-            "choices": [
-                {
-                    "index": 0,
-                    "message": {"role": "assistant", "refusal": None, **message},
-                    "finish_reason": reason,
-                    "logprobs": None,
-                }
-            ],
-            "usage": USAGE,
-        }
-    ]
+    assert named([whole.model_dump(mode="json", exclude_unset=True)]) == [final(model)]
 
 
 def test_usage_in_a_chunk_of_its_own_is_null_in_the_others(scripted_gpt: openai.OpenAI) -> None:

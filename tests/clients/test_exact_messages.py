@@ -14,6 +14,13 @@ from tests.tools.served import Served
 SIGNATURE = "bWx4cG9vbA=="
 TOOLS: Any = [{"name": "weather", "input_schema": CITY}]
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
+# What is asked of each model, here and by Node's client (test_node_exact.py).
+ASKED: dict[str, Any] = {
+    "max_tokens": 100,
+    "messages": MESSAGES,
+    "tools": TOOLS,
+    "stop_sequences": [" three"],
+}
 ERROR = {"type": "api_error", "message": FAILED, "code": "internal_error"}
 
 
@@ -116,10 +123,9 @@ CASES: dict[str, tuple[list[dict[str, Any]], tuple[str, str | None], list[dict[s
 }
 
 
-@pytest.mark.parametrize("model", CASES)
-def test_every_event_of_a_message(scripted: Served, scripted_claude: anthropic.Anthropic, model: str) -> None:
-    blocks, (reason, stop), content = CASES[model]
-    expected = [
+def every_event(model: str) -> list[dict[str, Any]]:
+    blocks, (reason, stop), _ = CASES[model]
+    return [
         {"type": "message_start", "message": message(model, [], None, None, 0)},
         *blocks,
         {
@@ -129,23 +135,26 @@ def test_every_event_of_a_message(scripted: Served, scripted_claude: anthropic.A
         },
         {"type": "message_stop"},
     ]
-    body: Any = {
-        "model": model,
-        "max_tokens": 100,
-        "messages": MESSAGES,
-        "tools": TOOLS,
-        "stop_sequences": [" three"],
-    }
+
+
+def final(model: str) -> Any:
+    _, (reason, stop), content = CASES[model]
+    return message(model, content, reason, stop, COMPLETION)
+
+
+@pytest.mark.parametrize("model", CASES)
+def test_every_event_of_a_message(scripted: Served, scripted_claude: anthropic.Anthropic, model: str) -> None:
+    _, (reason, _), content = CASES[model]
+    expected = every_event(model)
+    body: Any = {"model": model, **ASKED}
     assert typed(scripted_claude.messages.create(**body, stream=True)) == expected
     assert named(raw(scripted, "/v1/messages", body)) == expected
     whole = scripted_claude.messages.create(**body)
-    assert named([whole.model_dump(mode="json", exclude_unset=True)]) == [
-        message(model, content, reason, stop, COMPLETION)
-    ]
+    assert named([whole.model_dump(mode="json", exclude_unset=True)]) == [final(model)]
     with scripted_claude.messages.stream(**body) as stream:
-        final = stream.get_final_message()
-    assert final.stop_reason == reason
-    assert [said.model_dump(exclude_unset=True, exclude_none=True) for said in final.content] == content
+        gathered = stream.get_final_message()
+    assert gathered.stop_reason == reason
+    assert [said.model_dump(exclude_unset=True, exclude_none=True) for said in gathered.content] == content
 
 
 def test_a_message_that_fails_in_mid_stream_is_an_error_and_no_answer(

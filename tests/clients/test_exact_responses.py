@@ -22,6 +22,8 @@ TOOLS: Any = [
         "tools": [{"type": "function", "name": "read", "parameters": CITY}],
     },
 ]
+# What is asked of each model, here and by Node's client (test_node_exact.py).
+ASKED: dict[str, Any] = {"input": "hello", "tools": TOOLS}
 
 USAGE = {
     "input_tokens": PROMPT,
@@ -188,7 +190,7 @@ def every_event(model: str) -> Events:
 
 @pytest.mark.parametrize("model", CASES)
 def test_every_event_of_a_response(scripted: Served, scripted_gpt: openai.OpenAI, model: str) -> None:
-    body: Any = {"model": model, "input": "hello", "tools": TOOLS}
+    body: Any = {"model": model, **ASKED}
     expected = every_event(model)
     assert typed(scripted_gpt.responses.create(**body, stream=True)) == expected
     assert named(raw(scripted, "/v1/responses", body)) == expected
@@ -198,7 +200,7 @@ def test_every_event_of_a_response(scripted: Served, scripted_gpt: openai.OpenAI
 def test_a_whole_response_is_the_last_event_of_the_streamed_one(
     scripted_gpt: openai.OpenAI, model: str
 ) -> None:
-    made = scripted_gpt.responses.create(model=model, input="hello", tools=TOOLS)
+    made = scripted_gpt.responses.create(model=model, **ASKED)
     assert named([made.model_dump(mode="json", exclude_unset=True)]) == [final(model)]
 
 
