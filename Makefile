@@ -28,7 +28,7 @@ USER_EXTRA := $(if $(BACKEND),[$(BACKEND)])
 DEV_EXTRA := [$(if $(BACKEND),$(BACKEND)$(comma))dev]
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: up test check bench long docs constraints clean
+.PHONY: up test lint check bench long docs constraints clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -64,11 +64,13 @@ build/typing/mlxpool:
 	@mkdir -p $@
 	@for part in parent worker shared; do ln -sfn ../../../$$part $@/$$part; done
 
-check: .venv/installed-dev build/typing/mlxpool
+lint: .venv/installed-dev build/typing/mlxpool
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=build/typing $(BIN)/mypy -p mlxpool.parent -p mlxpool.worker -p mlxpool.shared
 	$(BIN)/lint-imports
+
+check: lint
 	$(PYTEST) tests/unit $(ARGS)
 
 bench: .venv/installed-dev
