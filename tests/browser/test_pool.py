@@ -58,6 +58,7 @@ async def test_a_load_shows_its_progress_and_can_be_cancelled(
     page = await open_page(served)
     await page.get_by_role("button", name="Load a model").click()
     await expect(page.get_by_role("combobox", name="Search models")).to_be_focused()
+    await expect(page.get_by_role("option", name="slow")).to_be_visible()
     await page.keyboard.press("Enter")
     bar = card(page, "slow").get_by_role("progressbar", name="Loading slow")
     await expect(bar).to_have_attribute("aria-valuenow", re.compile(r"^[1-9]\d?$"))

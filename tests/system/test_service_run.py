@@ -96,7 +96,8 @@ def test_the_command_as_written_serves_and_ends_with_0_on_sigterm(tmp_path: Path
     service = Service(kind, tmp_path / 'a "home" of $5%', free_port())
     assert service.given == {"MLXPOOL_POOL_DRAIN_TIMEOUT": "5s"}
     with service.running() as process:
-        assert service.get("/v1/models") == {"object": "list", "data": []}
+        listing = service.get("/v1/models")
+        assert (listing["object"], listing["data"]) == ("list", [])
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
     said = service.log.read_text()
@@ -166,5 +167,5 @@ def test_an_installed_service_is_waited_for_until_it_serves(tmp_path: Path) -> N
     assert removed.returncode == 0
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
-    assert sorted(path.name for path in home.iterdir()) == ["logs", "run", "up.lock"]
+    assert sorted(path.name for path in home.iterdir()) == ["logs", "run", "state.sqlite", "up.lock"]
     assert not (tmp_path / ".config").exists()
