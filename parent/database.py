@@ -224,13 +224,15 @@ class Database:
 
 
 def give_back(connection: sqlite3.Connection) -> bool:
-    """Return some of the pages that hold nothing to the file system; whether there are more. Inside of a
-    transaction."""
+    """Return some of the pages that hold nothing to the file system; whether it did, and there are more.
+    Inside of a transaction."""
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     for _ in range(min(free, VACUUM_PAGES)):
         # One at a time: the module steps a statement without columns once, and each step gives back a page.
         connection.execute("PRAGMA incremental_vacuum(1)")
-    return bool(free > VACUUM_PAGES)
+    (left,) = connection.execute("PRAGMA freelist_count").fetchone()
+    # A file that another program has rebuilt gives none back.
+    return bool(0 < left < free)
 
 
 def _transact(connection: sqlite3.Connection, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:

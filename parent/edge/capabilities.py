@@ -126,7 +126,7 @@ def _read(path: Path, stamps: _Stamps) -> _Told:
 
     try:
         source = template_of(path, read_json(path / "tokenizer_config.json"))
-    except (ChatTokenizerError, OSError, ValueError):
+    except (ChatTokenizerError, OSError, TypeError, ValueError):
         source = None
     if source is None:
         return _Told(False, None, False)

@@ -195,6 +195,7 @@ class _Connection:
         self._count = 0
         self._sink = SocketSink(socket)
         self._task: asyncio.Task[None] | None = None
+        self._left = False
 
     async def hear(self, text: bytes) -> None:
         """One message. Raises ConnectionError when the client is gone."""
@@ -211,7 +212,8 @@ class _Connection:
         self._task = asyncio.get_running_loop().create_task(self._answer(text))
 
     async def leave(self) -> None:
-        """The client is gone."""
+        """The client is gone: an answer of its that ends later is nobody's to go on from."""
+        self._left = True
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -246,6 +248,8 @@ class _Connection:
         await self._answers.answer(prepared, request_id, self._sink, begun, keep)
 
     def _remember(self, prepared: Prepared, record: Record) -> None:
+        if self._left:
+            return
         if prepared.store:
             self._held.drop(self)  # the history has it, until it is deleted or too old
         else:

@@ -74,7 +74,7 @@ class Tokenizers:
         """A folder that failed is looked at again by the next one who asks; one that was read takes the place
         of another."""
         if done.cancelled() or done.exception() is not None:
-            del self._held[key]
+            self._held.pop(key, None)
         read = [held for held, task in self._held.items() if task.done()]
         for oldest in read[:-KEPT]:
             del self._held[oldest]

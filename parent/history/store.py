@@ -71,6 +71,8 @@ class HistoryStore:
         # Held over a look at what is fresh and the change that follows from it.
         self._changing = asyncio.Lock()
         self._working: asyncio.Task[None] | None = None
+        self._again = False  # something has changed since the work at hand was begun
+        self._closing = False
         self._interrupted: Callable[[Record], Record] = lambda record: record
         # Ids whose rows say that they go on: those that do, and those whose end was lost, with the reason.
         self._going: set[str] = set()
@@ -97,9 +99,14 @@ class HistoryStore:
             self._failed(str(err), 0)
 
     async def close(self) -> None:
-        """Returns when everything that was handed in is written, or can't be."""
-        while self._working is not None:
-            await self._working
+        """Returns when everything that was handed in is written, or can't be. What can wait for the next
+        start is left to it."""
+        self._closing = True
+        try:
+            while self._working is not None:
+                await self._working
+        finally:
+            self._closing = False
 
     @property
     def figures(self) -> Figures:
@@ -208,12 +215,14 @@ class HistoryStore:
     # ---- inside -----------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
+        self._again = True
         if self._working is None:
             self._working = asyncio.get_running_loop().create_task(self._work())
 
     async def _work(self) -> None:
         try:
-            while True:
+            while self._again:
+                self._again = False
                 written = True
                 while self._queue:
                     batch, self._queue = self._queue[:WRITTEN_AT_ONCE], self._queue[WRITTEN_AT_ONCE:]
@@ -221,8 +230,6 @@ class HistoryStore:
                 # A file that has just refused is asked again with the next write.
                 if written:
                     await self._tidy()
-                if not self._queue:
-                    break
         finally:
             self._working = None
 
@@ -275,7 +282,7 @@ class HistoryStore:
         await self._tried(self._trim)
         await self._tried(self._end_rows)
         shrunk = False
-        while not self._queue and await self._tried(self._shrink):
+        while not (self._queue or self._closing) and await self._tried(self._shrink):
             shrunk = True
         if shrunk:
             await self._tried(self._database.write_back)
@@ -302,7 +309,8 @@ class HistoryStore:
         while True:
             limits = self._limits()
             oldest = self._now() - limits.max_age
-            if not await self._changed(partial(self._table.trim, oldest, limits.max_bytes)):
+            more = await self._changed(partial(self._table.trim, oldest, limits.max_bytes))
+            if not more or self._closing:
                 return
 
     async def _shrink(self) -> bool:

@@ -257,3 +257,31 @@ async def test_what_was_committed_survives_a_kill(tmp_path: Path) -> None:
     database = await opened(path)
     assert await database.run(texts) == [str(n) for n in range(50)]
     await database.close()
+
+
+async def test_a_file_that_gives_no_pages_back_is_not_asked_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    database = await opened(path, *("x" * 4000 for _ in range(400)))
+    await database.close()
+    with sqlite3.connect(path) as rebuilt:
+        rebuilt.execute("PRAGMA auto_vacuum = 0")
+    rebuilt.execute("VACUUM")
+    rebuilt.close()
+    database = await opened(path)
+    await database.run(lambda connection: connection.execute("DELETE FROM notes") and None)
+    async with asyncio.timeout(20):
+        while await database.run(module.give_back):
+            pass
+    await database.close()
+
+
+async def test_all_free_pages_are_given_back_a_few_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    database = await opened(path, *("x" * 4000 for _ in range(3 * module.VACUUM_PAGES)))
+    await database.run(lambda connection: connection.execute("DELETE FROM notes") and None)
+    calls = 1
+    while await database.run(module.give_back):
+        calls += 1
+    assert calls >= 3
+    await database.close()
+    assert path.stat().st_size < 100_000

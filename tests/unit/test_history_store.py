@@ -82,6 +82,12 @@ async def world(tmp_path: Path):
     await world.close()
 
 
+async def settled(store: HistoryStore) -> None:
+    """Once everything is in order: a store that closes leaves what can wait."""
+    while store._working is not None:
+        await store._working
+
+
 async def found(store: HistoryStore, *names: str) -> list[str]:
     return [name for name in names if await store.get(name) is not None]
 
@@ -187,7 +193,7 @@ async def test_the_file_gives_back_what_was_let_go(world: World) -> None:
     await world.store.put(record("r", size=2 * size))
     assert world.path.stat().st_size > size
     await world.store.delete("r")
-    await world.store.close()
+    await settled(world.store)
     assert world.path.stat().st_size < 100_000
 
 
@@ -452,3 +458,24 @@ async def test_records_that_wait_for_a_slow_disk_are_bounded(
     release.set()
     await world.store.close()
     assert await found(world.store, *(f"r{n}" for n in range(6))) == ["r0", "r1"]
+
+
+async def test_limits_that_change_while_the_file_is_put_in_order_count_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.store.put(record("a"))
+    await world.store.close()
+    shrink, told = world.store._shrink, []
+
+    async def shrunk() -> bool:
+        if not told:
+            told.append(True)
+            world.limits = History(30 * DAY, 0)
+            world.store.limits_changed()
+        return await shrink()
+
+    monkeypatch.setattr(world.store, "_shrink", shrunk)
+    world.store.limits_changed()
+    await settled(world.store)
+    assert told
+    assert world.store.figures.entries == 0

@@ -19,6 +19,13 @@ END = event("response.completed", 0, response={"id": "resp_1"})
 REFUSAL = encode(error("model_not_found", "there is none"), "responses", "req")
 
 
+class Last(msgspec.Struct):
+    """As much of a record as is held."""
+
+    raw_bytes: int
+    events: None = None
+
+
 class Frames:
     """A socket that notes what is sent."""
 
@@ -62,3 +69,36 @@ async def test_a_turn_that_is_sent_while_the_last_one_is_put_away_waits_for_it(
     await said.wait()
     assert ([frame["type"] for frame in socket.sent], begun) == (kinds * 2, 2)
     await connection.leave()
+
+
+async def test_what_ends_when_its_client_has_left_is_held_for_nobody() -> None:
+    begun, gone, kept = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    record = Last(10)
+
+    async def prepare(*_: Any) -> Any:
+        return SimpleNamespace(store=False)
+
+    async def answer(prepared: Any, request_id: str, sink: SocketSink, at: float, keep: Any) -> None:
+        del prepared, request_id, sink, at
+        begun.set()
+
+        async def end_later() -> None:
+            await gone.wait()
+            keep(record)
+            kept.set()
+
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            tasks.append(asyncio.create_task(end_later()))
+
+    tasks: list[asyncio.Task[None]] = []
+    held, answers = Held(), SimpleNamespace(prepare=prepare, answer=answer)
+    connection = responses_socket._Connection(answers, held, Frames(), "req")  # type: ignore[arg-type]
+    await connection.hear(CREATE)
+    await begun.wait()
+    await connection.leave()
+    held.drop(connection)
+    gone.set()
+    await kept.wait()
+    assert held.of(connection) is None

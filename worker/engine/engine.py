@@ -210,7 +210,7 @@ class Engine:
             self._busy = bool(batch.rows or prefills.rows)
             # Where all that runs waits for the disk there is nothing to do either, until a reader says so.
             idle = not (batch.rows or prefills.runnable or (self._waiting and not prefills.rows))
-            if idle and not self._arrived:
+            if idle and not self._arrived and self._limits.batch > 1:
                 batch.try_sharing()
             calls = self._take(idle)
             self._drop_cancelled(batch, prefills)
