@@ -154,8 +154,12 @@ async def test_each_kind_of_bad_end_is_told_in_the_protocols_own_words(tmp_path:
                 told = blame(path, events)
                 assert (said in told["message"], told["code"]) == (True, code), (path, name, told)
                 check_numbers(path, events)
-                if name in ("cut", "stops"):
-                    assert text_of(path, events) == f"{model}:q:0 {model}:q:1 ", path
+                text = f"{model}:q:0 {model}:q:1 "
+                if name == "stops":
+                    assert text_of(path, events) == text, path
+                elif name == "cut":
+                    # The news of a death may overtake what it said last; half an event never comes.
+                    assert text.startswith(text_of(path, events)), path
 
 
 async def test_errors_before_a_handler_are_in_the_envelope_of_their_path(tmp_path: Path):

@@ -140,7 +140,8 @@ async def test_a_run_whose_worker_dies_or_will_not_load_has_failed_with_the_reas
     async with serve(tmp_path, models=folder, scripted=True) as served:
         died = await ended(served, (await respond(served, background=True))["id"])
         assert (died["status"], died["error"]["type"]) == ("failed", "worker_crashed")
-        assert text_of(died) == expected_text("a", "hello", 3)
+        # The news of a death may overtake what it said last.
+        assert expected_text("a", "hello", 3).startswith(text_of(died))
         unloaded = await ended(served, (await respond(served, "b", background=True))["id"])
         assert (unloaded["status"], unloaded["error"]["type"]) == ("failed", "load_failed")
         assert "no such tensor" in unloaded["error"]["message"]

@@ -130,12 +130,14 @@ async def test_a_worker_that_dies_in_a_stream_leaves_a_failed_response_to_go_on_
         failed = final(sent)
         assert failed["status"] == "failed"
         assert (failed["error"]["code"], failed["error"]["type"]) == ("server_error", "worker_crashed")
-        assert text_of(failed) == expected_text("a", "die", 3)
-        assert [item["status"] for item in failed["output"]] == ["incomplete"]
+        # The news of a death may overtake what it said last.
+        heard = text_of(failed)
+        assert expected_text("a", "die", 3).startswith(heard)
+        assert [item["status"] for item in failed["output"]] == ["incomplete"] * bool(heard)
         assert (await fetch(served, failed["id"])).body == failed
         assert (await fetch(served, failed["id"], "?stream=true")).body == sent
         two = await respond(served, given="two", previous_response_id=failed["id"])
-        assert (await said(served, two["id"]))[1] == ("assistant", expected_text("a", "die", 3))
+        assert (await said(served, two["id"]))[1:-1] == [("assistant", heard)] * bool(heard)
 
 
 async def test_a_client_that_leaves_in_mid_stream_leaves_what_it_heard(tmp_path: Path) -> None:
