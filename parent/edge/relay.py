@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 
@@ -101,4 +102,10 @@ class Relay:
 
 async def head_of(body: bytes) -> Head:
     """`read_head` without holding up others. Raises ApiError 400."""
-    return await asyncio.to_thread(read_head, body) if len(body) > LARGE_BODY_BYTES else read_head(body)
+    head: Head = await maybe_apart(len(body), read_head, body)
+    return head
+
+
+async def maybe_apart(bytes_to_read: int, work: Callable[..., Any], *args: Any) -> Any:
+    """`work(*args)`, off the loop where there is so much to read that it would hold up others."""
+    return await asyncio.to_thread(work, *args) if bytes_to_read > LARGE_BODY_BYTES else work(*args)

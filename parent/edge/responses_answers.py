@@ -29,8 +29,8 @@ from mlxpool.shared.control import HEADER_PREVIOUS_ID
 from mlxpool.shared.errors import ApiError, error
 
 from .head import Head
-from .relay import MakePreamble, Relay
-from .responses_lookup import Lookup, maybe_apart
+from .relay import MakePreamble, Relay, maybe_apart
+from .responses_lookup import Lookup
 from .responses_sinks import RecordedPreamble, Tee
 from .sink import Sink
 

@@ -23,8 +23,8 @@ from mlxpool.shared.api import response_events
 from mlxpool.shared.errors import ApiError, error
 
 from .exchange import refusal
+from .relay import maybe_apart
 from .responses_answers import Answers, Prepared, preamble_of
-from .responses_lookup import maybe_apart
 from .sink import EVENT_STREAM, Sink
 
 logger = logging.getLogger("mlxpool.history")

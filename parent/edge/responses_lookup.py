@@ -8,10 +8,8 @@ Owns nothing; of the event loop.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from mlxpool.parent.faults import Damaged, Unavailable
 from mlxpool.parent.history import resolve
@@ -23,7 +21,7 @@ from mlxpool.shared.config import seconds_text
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.shared.text import cut
 
-from .relay import LARGE_BODY_BYTES
+from .relay import maybe_apart
 
 # After a disk that was full or a file that was locked.
 RETRY_AFTER_S = 5.0
@@ -106,11 +104,6 @@ def unavailable(err: Unavailable) -> ApiError:
         f"the history can't be read just now ({err}); try again",
         retry_after_s=RETRY_AFTER_S,
     )
-
-
-async def maybe_apart(bytes_to_read: int, work: Callable[..., Any], *args: Any) -> Any:
-    """`work(*args)`, off the loop where there is so much to read that it would hold up others."""
-    return await asyncio.to_thread(work, *args) if bytes_to_read > LARGE_BODY_BYTES else work(*args)
 
 
 async def _items_of(record: Record) -> dict[str, bytes | None]:

@@ -28,10 +28,9 @@ from mlxpool.shared.errors import ApiError, envelope, error
 
 from .exchange import refusal
 from .head import read_head
-from .relay import head_of
+from .relay import head_of, maybe_apart
 from .reply import REQUEST_ID
 from .responses_answers import Answers, Prepared, check, preamble_of, read_ask
-from .responses_lookup import maybe_apart
 from .sink import WRITE_TIMEOUT_S
 
 logger = logging.getLogger("mlxpool.edge")

@@ -290,14 +290,8 @@ FIELDS: dict[str, Field] = {
     "moderation": refused("this server moderates nothing"),
 }
 
-# What other servers call a field that there is, or where their clients put it.
-ADVICE: dict[str, str] = {
-    "enable_thinking": "chat_template_kwargs.enable_thinking",
-    "thinking": "chat_template_kwargs.enable_thinking",
-    "thinking_token_budget": "thinking_budget",
-    "reasoning_budget": "thinking_budget",
-    "preserve_thinking": "chat_template_kwargs.preserve_thinking",
-    "reasoning": "reasoning_effort",
+# What other servers call an option that there is, or where their clients put it; then a chat's own fields.
+OPTION_ADVICE: dict[str, str] = {
     "max_new_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
     "num_predict": "max_tokens",
@@ -309,6 +303,15 @@ ADVICE: dict[str, str] = {
     "json_schema": "response_format",
     "grammar": "guided_grammar",
     "regex": "guided_regex",
+}
+ADVICE: dict[str, str] = {
+    "enable_thinking": "chat_template_kwargs.enable_thinking",
+    "thinking": "chat_template_kwargs.enable_thinking",
+    "thinking_token_budget": "thinking_budget",
+    "reasoning_budget": "thinking_budget",
+    "preserve_thinking": "chat_template_kwargs.preserve_thinking",
+    "reasoning": "reasoning_effort",
+    **OPTION_ADVICE,
     "prompt": "messages",
     "input": "messages",
     "system": "a system message in messages",

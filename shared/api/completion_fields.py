@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlxpool.shared.api import sampling
 from mlxpool.shared.api.chat_fields import FIELDS as CHAT
+from mlxpool.shared.api.chat_fields import OPTION_ADVICE
 from mlxpool.shared.api.table import Field, honoured, refused
 
 # Each is rows of one batch; more wait for each other anyway.
@@ -67,18 +68,8 @@ ADVICE: dict[str, str] = {
     "input": "prompt",
     "prompts": "prompt",
     "max_completion_tokens": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "max_output_tokens": "max_tokens",
-    "num_predict": "max_tokens",
-    "n_predict": "max_tokens",
     "top_logprobs": "logprobs",
-    "stop_sequences": "stop",
-    "repeat_penalty": "repetition_penalty",
-    "repeat_last_n": "repetition_context_size",
-    "format": "response_format",
-    "json_schema": "response_format",
-    "grammar": "guided_grammar",
-    "regex": "guided_regex",
+    **OPTION_ADVICE,
     **dict.fromkeys(
         (
             "messages",

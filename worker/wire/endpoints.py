@@ -14,7 +14,7 @@ from mlxpool.worker.request.prepare import Prepared, Read
 from mlxpool.worker.wire.chat import chat_writer
 from mlxpool.worker.wire.completions import completion_writer
 from mlxpool.worker.wire.messages import message_writer
-from mlxpool.worker.wire.responses import responses_writer
+from mlxpool.worker.wire.responses import ID_PREFIX, responses_writer
 from mlxpool.worker.wire.writer import Identity, Writer
 
 
@@ -38,5 +38,5 @@ ENDPOINTS = (
     Endpoint("/v1/chat/completions", "openai", "chatcmpl-", read_chat, chat_writer),
     Endpoint("/v1/completions", "openai", "cmpl-", completions.parse, completion_writer),
     Endpoint("/v1/messages", "anthropic", "msg_", anthropic.parse, message_writer),
-    Endpoint("/v1/responses", "responses", "resp_", responses.parse, responses_writer, True),
+    Endpoint("/v1/responses", "responses", ID_PREFIX, responses.parse, responses_writer, True),
 )
