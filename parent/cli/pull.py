@@ -20,9 +20,9 @@ import msgspec
 from mlxpool.parent.cli import client
 from mlxpool.parent.cli.common import Failure, json_option, print_json, read_settings, settings_options
 from mlxpool.parent.jobs.kinds.pull import Pull, PullConfig
-from mlxpool.parent.jobs.lines import Done, Failed, Progress, read_line
 from mlxpool.parent.jobs.store import Job
 from mlxpool.shared.config import Settings
+from mlxpool.shared.job_lines import Done, Failed, Stage, read_line
 
 _POLL_S = 0.2
 # A process whose tether is closed kills itself and what it has started; it needs no more than this.
@@ -109,8 +109,8 @@ def _as_own_process(config: PullConfig, settings: Settings, report: Report) -> d
         assert process.stdout is not None
         for line in process.stdout:
             match read_line(line):
-                case Progress(progress, message):
-                    report(progress, message)
+                case Stage(name, progress, message):
+                    report(progress, f"{name} {message}".strip())
                 case Done(result):
                     return result
                 case Failed(error):

@@ -1,8 +1,8 @@
 """`python -m mlxpool.parent.hub.pull_process`: one pull as a process, for a job or for the command line.
 
-What it does is said on stdout in the lines of `jobs/lines.py`. It dies with whoever started it: the tether's
-thread runs before anything heavy is imported. Whatever ends it, the stage is left for the next pull to go on
-with, so there is nothing to clean up.
+What it does is said on stdout in the lines of `shared/job_lines.py`. It dies with whoever started it: the
+tether's thread runs before anything heavy is imported. Whatever ends it, the stage is left for the next pull
+to go on with, so there is nothing to clean up.
 """
 
 from __future__ import annotations
@@ -10,69 +10,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxpool.shared import tether
 
 if TYPE_CHECKING:
-    from mlxpool.parent.jobs.lines import Line
-
-# People see a bar move; more lines a second only cost the reader time.
-REPORT_INTERVAL_S = 0.2
+    from mlxpool.shared.job_teller import Teller
 
 # A part of the whole for each stage of the starter, by how long they take.
 _STARTER_SHARES = {"download": 0.6, "extract": 0.05, "convert": 0.25, "publish": 0.1}
-
-
-class Teller:
-    """Says how far the pull is, from any thread, seldom enough to be read: a new stage at once, else the
-    newest word of each interval."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._stage = ""
-        self._untold: Line | None = None
-        threading.Thread(target=self._tell, daemon=True, name="progress").start()
-
-    def progress(self, share: float, stage: str, detail: str = "") -> None:
-        """share: 0 to 1 of the whole."""
-        from mlxpool.parent.jobs.lines import Progress
-
-        line = Progress(round(share, 4), f"{stage} {detail}".strip())
-        with self._lock:
-            is_new, self._stage = stage != self._stage, stage
-            self._untold = None if is_new else line
-            if is_new:
-                say(line)
-
-    def _tell(self) -> None:
-        while True:
-            time.sleep(REPORT_INTERVAL_S)
-            with self._lock:
-                line, self._untold = self._untold, None
-                if line is not None:
-                    say(line)
-
-    def bytes(self, share: float, stage: str, done: int, total: int) -> None:
-        """As `progress`, with sizes for a person."""
-        from mlxpool.shared.units import format_size
-
-        self.progress(share, stage, f"{format_size(done)} of {format_size(total)}")
-
-
-def say(line: Line) -> None:
-    """One line on stdout. A reader that is gone is the tether's business, not an error here."""
-    import msgspec
-
-    data = msgspec.json.encode(line) + b"\n"
-    try:
-        while data:
-            data = data[os.write(sys.stdout.fileno(), data) :]
-    except OSError:
-        pass
 
 
 def pull_starter(home: Path, teller: Teller) -> dict[str, Any]:
@@ -122,8 +69,9 @@ def main(argv: list[str] | None = None) -> int:
     os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
     from mlxpool.parent.hub.names import STARTER
-    from mlxpool.parent.jobs.lines import Done, Failed
     from mlxpool.parent.staging import PullError
+    from mlxpool.shared.job_lines import Done, Failed
+    from mlxpool.shared.job_teller import Teller, say
 
     teller = Teller()
     try:

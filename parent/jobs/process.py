@@ -2,8 +2,8 @@
 
 It runs in a session (so a process group) of its own with a tether (shared/tether.py): a parent that is killed
 takes it and all it has started along. stdout and stderr are one pipe; lines of the job protocol
-(`lines.py`) are handed on, the last others are what a crash is explained with. As with workers, the exit is
-learnt without reaping, so its pid can't be another's while a signal is on its way.
+(`shared/job_lines.py`) are handed on, the last others are what a crash is explained with. As with workers,
+the exit is learnt without reaping, so its pid can't be another's while a signal is on its way.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from pathlib import Path
 
 from mlxpool.parent.pool import reaper
 from mlxpool.parent.pool.process import READ_BYTES, describe_exit, wait_without_reaping
-
-from .lines import Line, read_line
+from mlxpool.shared.job_lines import Line, read_line
 
 # Between SIGTERM and SIGKILL: a job's work is staged, so it has nothing to save.
 STOP_GRACE_S = 3.0

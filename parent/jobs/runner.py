@@ -19,10 +19,10 @@ import msgspec
 
 from mlxpool.shared.config import Settings
 from mlxpool.shared.errors import error
+from mlxpool.shared.job_lines import Done, Failed, Line, Stage
 from mlxpool.shared.text import cut
 
 from .kinds import KINDS, Kind
-from .lines import Done, Failed, Line, Progress
 from .process import JobProcess
 from .store import Job, JobStore
 
@@ -119,9 +119,9 @@ class Jobs:
         last: list[Done | Failed] = []
 
         def hear(line: Line) -> None:
-            if isinstance(line, Progress):
-                self.store.progress(job_id, line.progress, line.message)
-            else:
+            if isinstance(line, Stage):
+                self.store.progress(job_id, line.progress, f"{line.name} {line.message}".strip())
+            elif isinstance(line, Done | Failed):
                 last.append(line)
 
         process = JobProcess(hear)

@@ -74,7 +74,8 @@ def submit(jobs: Jobs, code: str) -> Job:
 
 
 def progress(share: float, message: str) -> str:
-    return f'say(\'{{"type":"progress","progress":{share},"message":"{message}"}}\')'
+    name, _, message = message.partition(" ")
+    return f'say(\'{{"type":"stage","name":"{name}","progress":{share},"message":"{message}"}}\')'
 
 
 async def test_a_row_tells_the_jobs_life(jobs: Jobs) -> None:
