@@ -13,8 +13,8 @@ import secrets
 import shutil
 from pathlib import Path
 
-from mlxpool.parent import staging
 from mlxpool.parent.library import HF_SOURCE, MODELS_FOLDER, LibraryModel
+from mlxpool.shared import staging
 from mlxpool.shared.config_values import is_model_name
 
 TRASH_PREFIX = ".trash-"

@@ -24,7 +24,8 @@ from typing import Literal
 
 import msgspec
 
-from mlxpool.parent.staging import (
+from mlxpool.shared import backend, checkpoint
+from mlxpool.shared.staging import (
     COPY_BYTES,
     MANIFEST_FILE,
     Manifest,
@@ -35,7 +36,6 @@ from mlxpool.parent.staging import (
     sha256_of,
     stage_folder,
 )
-from mlxpool.shared import backend, checkpoint
 from mlxpool.shared.units import format_size
 
 MODEL_NAME = "smollm2-135m"

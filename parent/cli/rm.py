@@ -18,10 +18,10 @@ from mlxpool.parent.cli import client
 from mlxpool.parent.cli.common import Failure, json_option, print_json, read_settings, settings_options
 from mlxpool.parent.hints import command
 from mlxpool.parent.library import Library, LibraryModel
-from mlxpool.parent.staging import PullError
 from mlxpool.shared.config import Settings
 from mlxpool.shared.errors import ApiError
 from mlxpool.shared.kv import folder
+from mlxpool.shared.staging import PullError
 from mlxpool.shared.units import format_size
 
 _POLL_S = 0.1

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from mlxpool.parent.staging import PullError
 from mlxpool.shared.checkpoint import CONFIG_FILE, INDEX_FILE, TOKENIZER_FILES
+from mlxpool.shared.staging import PullError
 from mlxpool.shared.units import format_size
 
 # Left free beside the model: a disk filled to its last byte stops more than this server.

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from mlxpool.parent import staging
 from mlxpool.parent.library import MODELS_FOLDER
-from mlxpool.parent.staging import Manifest, ManifestFile, PullError
-from mlxpool.shared import checkpoint
+from mlxpool.shared import checkpoint, staging
+from mlxpool.shared.staging import Manifest, ManifestFile, PullError
 
 from . import plan as plans
 from . import remote, transfer

@@ -69,9 +69,9 @@ def main(argv: list[str] | None = None) -> int:
     os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
     from mlxpool.parent.hub.names import STARTER
-    from mlxpool.parent.staging import PullError
     from mlxpool.shared.job_lines import Done, Failed
     from mlxpool.shared.job_teller import Teller, say
+    from mlxpool.shared.staging import PullError
 
     teller = Teller()
     try:

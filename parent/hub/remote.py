@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from mlxpool.parent.staging import PullError
+from mlxpool.shared.staging import PullError
 
 from .plan import RemoteFile
 

@@ -21,7 +21,7 @@ from huggingface_hub import constants, get_session, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
-from mlxpool.parent.staging import COPY_BYTES, PullError
+from mlxpool.shared.staging import COPY_BYTES, PullError
 from mlxpool.shared.units import format_size
 
 from .plan import RemoteFile

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from mlxpool.parent.library import Library
-from mlxpool.parent.staging import MANIFEST_FILE, Manifest
 from mlxpool.shared import checkpoint
 from mlxpool.shared.config import Settings
+from mlxpool.shared.staging import MANIFEST_FILE, Manifest
 from tests.tools.fake_hub import GOOD_TOKEN, OTHER_TOKEN, FakeHub, Fault
 from tests.tools.hub_models import MEBIBYTE, PullProcess, environment, pull, refusal, write_random_model
 

@@ -8,7 +8,7 @@ import pytest
 
 from mlxpool.parent.hub import plan as plans
 from mlxpool.parent.hub.names import check_repository, check_revision
-from mlxpool.parent.staging import PullError
+from mlxpool.shared.staging import PullError
 
 SIZES = {".safetensors": 1_000_000_000, ".json": 1_000}
 BASE = ["config.json", "tokenizer.json", "tokenizer_config.json"]

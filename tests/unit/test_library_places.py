@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mlxpool.parent import hf_cache, removal, staging
+from mlxpool.parent import hf_cache, removal
 from mlxpool.parent.hf_cache import HfCache
 from mlxpool.parent.library import Library, LibraryModel
+from mlxpool.shared import staging
 from mlxpool.shared.checkpoint import CheckpointError
 from mlxpool.shared.config import ModelSettings, Settings
 from mlxpool.shared.errors import ApiError
