@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest_asyncio
-from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 
 from tests.tools.chromium import FLAGS, find_chromium
 from tests.tools.served import Served, serve
@@ -29,6 +29,9 @@ REFUSED = re.compile(
 
 OpenPage = Callable[..., Awaitable[Page]]
 Start = Callable[..., Awaitable[Served]]
+
+# A busy machine takes its time; nothing waits this long where all is well.
+expect.set_options(timeout=30_000)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -76,7 +79,7 @@ async def open_page(browser: Browser, start: Start) -> AsyncIterator[OpenPage]:
     ) -> Page:
         context = await browser.new_context(viewport={"width": width, "height": height}, **options)
         contexts.append(context)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(30_000)
         page = await context.new_page()
         page.on("console", note)
         page.on("pageerror", lambda error: faults.append(f"uncaught: {error}"))

@@ -27,7 +27,7 @@ ANSWERS_S, READS_S, STARTER_S = 25, 10, 25
 LONG_S = 1200
 # The last request may take as long as one does, and the coverage phase ends its operation first.
 MARGIN_S = 90
-REQUEST_TIMEOUT_S = 20
+REQUEST_TIMEOUT_S = 60
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
 _ANSWERING = "^/v1/(chat|completions|messages|responses)"

@@ -81,7 +81,7 @@ def serving(home: Path, *arguments: str) -> Iterator[Served]:
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -233,7 +233,7 @@ def test_run_on_a_terminal_is_a_conversation(mlxpool: Served) -> None:
             terminal.expect(expected_text("m", question).strip())
             terminal.expect("> ")
         os.write(master, b"\x04")
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_conversation_survives_typed_bytes_that_are_no_text(mlxpool: Served) -> None:
@@ -246,7 +246,7 @@ def test_a_conversation_survives_typed_bytes_that_are_no_text(mlxpool: Served) -
         terminal.expect(expected_text("m", "first").strip())
         terminal.expect("> ")
         os.write(master, b"\x04")
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_ctrl_c_cuts_an_answer_of_a_conversation_and_ends_a_single_one(mlxpool: Served) -> None:
@@ -257,12 +257,12 @@ def test_ctrl_c_cuts_an_answer_of_a_conversation_and_ends_a_single_one(mlxpool: 
         os.write(master, b"\x03")
         terminal.expect("> ")
         os.write(master, b"\x04")
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     with on_a_terminal(mlxpool.home, "run", "slow", "count") as (process, master, terminal):
         terminal.expect(expected_text("slow", "count")[:3])
         os.write(master, b"\x03")
         terminal.expect("mlxpool: interrupted")
-        assert process.wait(10) == 130
+        assert process.wait(60) == 130
 
 
 class Terminal:
@@ -274,7 +274,7 @@ class Terminal:
 
     def expect(self, text: str) -> None:
         """Wait until `text` is shown, and take everything up to it as seen."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while text not in self._shown:
             ready, _, _ = select.select([self._descriptor], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, f"{text!r} was never shown, but {self._shown!r}"
@@ -293,10 +293,10 @@ def test_interrupting_run_ends_the_generation(mlxpool: Served) -> None:
     assert process.stdout is not None
     assert process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.decode().endswith("mlxpool: interrupted\n")
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 60
     while json.loads(mlxpool.out("ps", "--json"))["workers"][0]["active"]:
         assert time.monotonic() < deadline
 
@@ -316,7 +316,7 @@ def test_unload_drains_a_stream_and_force_cuts_it(mlxpool: Served) -> None:
     assert mlxpool.out("unload", "slow", "--no-wait") in ("slow: ready\n", "slow: draining\n")
     assert process.poll() is None
     assert mlxpool.out("unload", "slow", "--force") == "slow: absent\n"
-    _, err = process.communicate(timeout=5)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err.startswith("mlxpool: ")
 
@@ -332,7 +332,7 @@ def test_down_stops_the_server_and_says_so(mlxpool: Served) -> None:
     result = mlxpool("down")
     assert result.returncode == 0
     assert result.stdout.startswith(f"stopped (pid {mlxpool.process.pid}, after ")
-    assert mlxpool.process.wait(5) == 0
+    assert mlxpool.process.wait(60) == 0
     again = mlxpool("down")
     assert (again.returncode, again.stderr) == (1, f"mlxpool: no server is running for {mlxpool.home}\n")
 
@@ -356,7 +356,7 @@ def test_up_without_models_serves_and_offers_the_starter(tmp_path: Path) -> None
         assert process.stdout.readline().startswith("mlxpool serves on http://127.0.0.1:")
     finally:
         process.terminate()
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert err.startswith(
         "mlxpool: no model on this machine yet: `mlxpool pull starter` fetches a small one (93 MB)\n"

@@ -472,7 +472,7 @@ async def raw(port: int, *pieces: bytes) -> bytes:
     for piece in pieces:
         writer.write(piece)
         await writer.drain()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         answer = await reader.read()
     writer.close()
     return answer
@@ -534,7 +534,7 @@ async def test_a_body_that_breaks_while_it_is_read_is_a_400_too(tmp_path: Path, 
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n"
             b"Content-Length: 20\r\nExpect: 100-continue\r\n\r\n"
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             # The server asks for the body when it is about to read it.
             assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")
             writer.write(b"this is no gzip body")

@@ -14,7 +14,7 @@ import pytest
 from tests.tools.served import serve
 
 # Minutes where two busy cores are shared.
-pytestmark = [pytest.mark.starter, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.starter, pytest.mark.timeout(900)]
 
 WEATHER: dict[str, Any] = {
     "type": "object",

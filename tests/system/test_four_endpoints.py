@@ -21,7 +21,7 @@ from tests.tools.served import Served
 pytestmark = pytest.mark.starter
 
 STARTER = "smollm2-135m"
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 180.0
 
 MESSAGES = [
     {"role": "system", "content": "You answer in one sentence."},

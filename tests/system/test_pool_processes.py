@@ -287,7 +287,7 @@ async def not_queued(served) -> bool:
     return (await served.pool())["queue"] == []
 
 
-async def until_async(true, timeout_s: float = 5.0) -> None:
+async def until_async(true, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not await true():
         assert time.monotonic() < deadline
@@ -302,8 +302,8 @@ async def test_a_client_that_leaves_during_the_load_stops_the_load(tmp_path: Pat
         await served.until_state("a", "loading")
         [pid] = served.worker_pids()
         leaver.cancel()
-        await gone([pid], 1.0)
-        await served.until_state("a", "absent", timeout_s=1.0)
+        await gone([pid])
+        await served.until_state("a", "absent")
         assert (await served.pool())["counters"]["crashes"] == 0
 
 
@@ -444,10 +444,10 @@ async def test_kill_9_of_the_parent_leaves_no_worker_and_the_next_one_serves_the
         served.process.wait()  # its children are nobody's now
         await asyncio.gather(request, return_exceptions=True)
         if when != "stopped":
-            await gone(pids, 5.0)
+            await gone(pids)
     write_script(tmp_path / "m" / "a")
     async with serve(tmp_path, models=tmp_path / "m", scripted=True, port=port) as served:
-        await gone(pids, 5.0)
+        await gone(pids)
         assert (await served.chat("a", "q")).text == expected_text("a", "q")
 
 

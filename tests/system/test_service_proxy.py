@@ -69,7 +69,7 @@ async def proxied(name: str, tmp: Path) -> AsyncIterator[tuple[Served, str]]:
         process = start(name, text, tmp, port, served.port)
         try:
             url = f"http://127.0.0.1:{port}"
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
                     async with served.client.get(f"{url}/health", headers=KEY) as answer:
@@ -81,7 +81,7 @@ async def proxied(name: str, tmp: Path) -> AsyncIterator[tuple[Served, str]]:
             yield served, url
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
 
 
 @pytest.mark.parametrize(

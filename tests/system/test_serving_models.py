@@ -171,7 +171,7 @@ async def test_kill_9_of_the_parent_takes_its_workers_with_it(tmp_path: Path, tw
         served.process.kill()
         served.process.wait()
         await asyncio.gather(request, return_exceptions=True)
-        await gone(pids, 5.0)
+        await gone(pids)
     async with serve(tmp_path, models=two_tiny, port=port) as served:
         assert (await served.chat("llama", max_tokens=4)).status == 200
 
@@ -209,7 +209,7 @@ async def worker_of(served: Served, model: str) -> dict[str, Any]:
 
 async def decoding(served: Served, model: str) -> None:
     """Wait until the model has a request in flight."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (await worker_of(served, model))["active"] == 0:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
@@ -250,8 +250,8 @@ async def test_a_load_that_only_one_client_wanted_ends_with_that_client(
         await served.until_state("smollm2-135m", "starting", "loading")
         pids = served.worker_pids()
         leaver.cancel()
-        await gone(pids, 1.0)
-        await served.until_state("smollm2-135m", "absent", timeout_s=1.0)
+        await gone(pids)
+        await served.until_state("smollm2-135m", "absent")
 
 
 def truncate(folder: Path) -> None:

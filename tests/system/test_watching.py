@@ -363,6 +363,6 @@ async def test_a_budget_that_was_lowered_and_raised_again_holds_nobody(tmp_path:
         await served.until_state("long", "ready")
         await reload(served, '[pool]\nmemory_budget = "100MB"\n', "http")
         await reload(served, "", "http")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert (await served.chat("long", max_tokens=2)).status == 200
         stream.cancel()

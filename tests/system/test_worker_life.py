@@ -47,7 +47,7 @@ def can_raise_its_limits() -> bool:
 def test_too_low_a_limit_of_open_files_is_said_before_anything_is_imported(tiny: TinyModels) -> None:
     with WorkerProcess(tiny("llama"), shell="ulimit -n 64") as worker:
         failed = worker.wait_for(control.Failed)
-        assert worker.process.wait(10) == 3
+        assert worker.process.wait(60) == 3
         assert failed.reason == (
             "the limit of open files is 64, and mlx-lm needs 4096; "
             "start the server where `ulimit -Hn` says 4096 or more"
@@ -100,7 +100,7 @@ def test_the_last_heartbeat_tells_all_that_was_done(tiny: TinyModels) -> None:
             beats = [status for status in worker.statuses if isinstance(status, control.Heartbeat)]
             return beats[-1].tokens
 
-        deadline = time.monotonic() + 1
+        deadline = time.monotonic() + 30
         while told() != answer["usage"]["completion_tokens"]:
             assert time.monotonic() < deadline, f"it tells {told()} tokens"
             time.sleep(0.01)
@@ -197,7 +197,7 @@ def test_a_bad_folder_fails_with_a_reason_a_person_can_act_on(
     spoil(folder)
     with WorkerProcess(folder) as worker:
         worker.go()
-        reason = worker.wait_for(control.Failed, 10).reason
+        reason = worker.wait_for(control.Failed, 60).reason
         assert worker.process.wait(GONE_WITHIN_S) == 3
         assert not any(isinstance(status, control.Ready) for status in worker.statuses)
     assert "Traceback" not in reason

@@ -18,7 +18,7 @@ import pytest
 from tests.tools.worker_process import WorkerProcess, chat_body, streamed_text
 
 # Minutes where two busy cores are shared.
-pytestmark = [pytest.mark.starter, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.starter, pytest.mark.timeout(900)]
 
 ROUNDS = 24
 ENOUGH_ENDED = 20

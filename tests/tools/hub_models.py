@@ -68,7 +68,7 @@ class PullProcess:
         """What a parent's death looks like to it; its exit code."""
         os.close(self._tether)
         self._tether = os.open(os.devnull, os.O_RDONLY)
-        return self.process.wait(10)
+        return self.process.wait(60)
 
 
 def pull(hub: FakeHub, home: Path, *arguments: str, **env: str) -> dict[str, Any]:

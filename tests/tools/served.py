@@ -26,8 +26,8 @@ import psutil
 
 from tests.tools import scripted_up, sse
 
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Served:
         """The model's state in /v1/models."""
         return str((await self.request("GET", f"/v1/models/{model}")).body["state"])
 
-    async def until_state(self, model: str, *states: str, timeout_s: float = 15.0) -> str:
+    async def until_state(self, model: str, *states: str, timeout_s: float = 60.0) -> str:
         """Wait for one of these states."""
         state = ""
 
@@ -216,7 +216,7 @@ async def serve(
             await gone(pids)
 
 
-async def gone(pids: list[int], timeout_s: float = 5.0) -> None:
+async def gone(pids: list[int], timeout_s: float = 60.0) -> None:
     """Wait until none of these processes runs; fail after the time."""
     await until(lambda: not alive(pids), timeout_s, lambda: f"still there: {alive(pids)}")
 
@@ -233,7 +233,7 @@ def alive(pids: list[int]) -> list[int]:
 
 async def until(
     true: Callable[[], bool | Awaitable[bool]],
-    timeout_s: float = 5.0,
+    timeout_s: float = 60.0,
     said: Callable[[], str] = lambda: "it never came true",
 ) -> None:
     """Wait for a condition; fail after the time."""

@@ -30,7 +30,7 @@ READY_TIMEOUT_S = 60.0
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float = 120) -> None:
+    def __init__(self, path: str, timeout: float = 300) -> None:
         super().__init__("worker", timeout=timeout)
         self._path = path
 

@@ -23,7 +23,7 @@ OTHER_MARK = Fingerprint("cd" * 16, {"config": "c", "weights": "other"})
 ROOT_NAME = records.root("a model")
 PLENTY = 1 << 30
 # A wait that passes it is a failure, never a pass.
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def tokens(count: int, first: int = 0) -> Ids:

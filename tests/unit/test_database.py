@@ -269,7 +269,7 @@ async def test_a_file_that_gives_no_pages_back_is_not_asked_for_ever(tmp_path: P
     rebuilt.close()
     database = await opened(path)
     await database.run(lambda connection: connection.execute("DELETE FROM notes") and None)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await database.run(module.give_back):
             pass
     await database.close()

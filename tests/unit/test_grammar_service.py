@@ -286,7 +286,7 @@ def test_a_killed_worker_leaves_no_compiler_and_imports_none_before_it_is_asked(
         helper = psutil.Process(int(worker.stdout.readline()))
         worker.send_signal(signal.SIGKILL)
         worker.wait()
-        psutil.wait_procs([helper], timeout=10)
+        psutil.wait_procs([helper], timeout=60)
         assert not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE
     finally:
         worker.kill()
@@ -377,7 +377,7 @@ async def test_constraints_of_a_client_that_left_while_they_were_made_are_releas
 
     def matcher(_grammar: Any) -> object:
         began.set()
-        assert go.wait(10)
+        assert go.wait(60)
         return object()
 
     monkeypatch.setattr(runtime, "xgrammar", lambda: SimpleNamespace(GrammarMatcher=matcher))

@@ -139,7 +139,7 @@ async def test_a_run_that_was_given_up_while_its_row_was_written_is_not_left_que
 
     def slow(*args) -> None:
         writing.set()
-        go_on.wait(10)
+        go_on.wait(60)
         insert(*args)
 
     monkeypatch.setattr(module.Table, "insert", slow)

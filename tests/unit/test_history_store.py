@@ -417,7 +417,7 @@ async def test_a_record_that_is_deleted_while_it_is_packed_does_not_come_back(
 
     def slow(one: Record) -> records.Packed:
         packing.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return pack(one)
 
     monkeypatch.setattr(records, "pack", slow)

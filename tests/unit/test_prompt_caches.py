@@ -84,7 +84,7 @@ class Pool:
 
     async def settle(self) -> None:
         """Until nothing is on its way."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.tasks:
                 await asyncio.wait(set(self.tasks))
 

@@ -94,7 +94,7 @@ class Hearing:
 
 async def followed(run: Run, after: int = -1) -> list[dict[str, Any]]:
     sink = Hearing()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await run.follow(sink, after)  # type: ignore[arg-type]
     assert sink.ended
     return sink.told()

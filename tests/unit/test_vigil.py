@@ -40,7 +40,7 @@ async def test_a_wait_that_ends_before_the_first_word_is_silent() -> None:
 
 async def test_words_come_again_and_again_until_the_end() -> None:
     voice = Voice()
-    async with asyncio.timeout(5), Vigil(voice.speak, 0, 0) as vigil:
+    async with asyncio.timeout(60), Vigil(voice.speak, 0, 0) as vigil:
         while voice.words < 3:
             voice.spoke.clear()
             await voice.spoke.wait()
@@ -54,7 +54,7 @@ async def test_words_come_again_and_again_until_the_end() -> None:
 async def test_the_end_waits_for_a_word_that_is_being_said() -> None:
     voice = Voice()
     voice.may_finish.clear()
-    async with asyncio.timeout(5), Vigil(voice.speak, 0, 0) as vigil:
+    async with asyncio.timeout(60), Vigil(voice.speak, 0, 0) as vigil:
         await voice.spoke.wait()
         ending = asyncio.create_task(vigil.end())
         await asyncio.sleep(0)
@@ -69,7 +69,7 @@ async def test_an_error_does_not_wait_for_a_word() -> None:
     voice.may_finish.clear()
 
     async def wait() -> None:
-        async with asyncio.timeout(5), Vigil(voice.speak, 0, 0):
+        async with asyncio.timeout(60), Vigil(voice.speak, 0, 0):
             await voice.spoke.wait()
             raise ValueError("news")
 

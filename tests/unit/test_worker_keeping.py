@@ -46,7 +46,7 @@ def files(folder: Path) -> set[str]:
 async def ended(running: Running, *of: Any) -> list[int]:
     """Run one row; all its ids."""
     client, row = running.submit(*of)
-    await asyncio.wait_for(client.ended.wait(), 30)
+    await asyncio.wait_for(client.ended.wait(), 60)
     return row.ids
 
 

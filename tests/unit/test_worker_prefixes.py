@@ -45,7 +45,7 @@ async def test_the_next_turn_goes_on_behind_the_answer(start: Start) -> None:
     running = await start(cache=IN_MEMORY)
     prompt = ids(1, 300)
     client, row = running.submit(plan(prompt, 40))
-    await asyncio.wait_for(client.ended.wait(), 30)
+    await asyncio.wait_for(client.ended.wait(), 60)
     turn = [*row.ids, *ids(2, 30)]
     second = await running.ask(plan(turn))
     # The last token of an answer that reached its limit never went through the model.
@@ -81,7 +81,7 @@ async def test_prompts_that_begin_alike_and_come_together_prefill_what_they_shar
         rows = [running.row(plan(prompt)) for prompt in prompts]
         running.engine.submit_all([row for _, row in rows])
         for client, _ in rows:
-            await asyncio.wait_for(client.ended.wait(), 30)
+            await asyncio.wait_for(client.ended.wait(), 60)
         assert [client.text for client, _ in rows] == lone
         assert prefilled(running, seen) == (600 + 49) + 69 + 39
         assert [client.usage.cached_tokens for client, _ in rows] == [0, 600, 300]
@@ -102,7 +102,7 @@ async def test_a_cache_that_cannot_be_cut_is_kept_at_the_boundary_and_at_the_end
     running = await start("sliding", cache=IN_MEMORY)
     prompt = ids(1, 500)
     client, row = running.submit(plan(prompt, 30, boundaries=(490,)))
-    await asyncio.wait_for(client.ended.wait(), 30)
+    await asyncio.wait_for(client.ended.wait(), 60)
     # No state lies at the prompt's own end.
     again = await running.ask(plan(prompt, 30, boundaries=(490,)))
     assert again.usage.cached_tokens == 490
@@ -119,7 +119,7 @@ async def test_rows_that_leave_a_shared_batch_are_kept_like_those_that_were_alon
         prompts = [ids(seed, 260 + 40 * seed) for seed in range(4)]
         rows = [running.submit(plan(prompt, 12 + 5 * seed)) for seed, prompt in enumerate(prompts)]
         for client, _ in rows:
-            await asyncio.wait_for(client.ended.wait(), 30)
+            await asyncio.wait_for(client.ended.wait(), 60)
         alone = await start(kind)
         for _, row in rows:
             turn = [*row.ids[:-1], *ids(9, 25)]
@@ -146,7 +146,7 @@ async def test_several_answers_of_one_prompt_report_what_was_not_prefilled_for_e
     ]
     running.engine.submit_all([row for _, row in rows])
     for client, _ in rows:
-        await asyncio.wait_for(client.ended.wait(), 30)
+        await asyncio.wait_for(client.ended.wait(), 60)
     # The first is the one that an API shows for all choices of a request.
     assert [client.usage.cached_tokens for client, _ in rows] == [280, 299, 299]
 
@@ -173,7 +173,7 @@ async def test_a_restarted_worker_goes_on_from_disk(start: Start, tmp_path: Path
     for kind in ("llama", "sliding"):
         running = await start(kind, cache=on_disk)
         client, row = running.submit(plan(ids(1, 700), 30, boundaries=(650,)))
-        await asyncio.wait_for(client.ended.wait(), 30)
+        await asyncio.wait_for(client.ended.wait(), 60)
         report = await durability.flush(running.engine, 10.0)
         assert report.durable
         assert report.missing == 0
