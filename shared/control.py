@@ -24,6 +24,7 @@ HEADER_ASKED_MODEL = "X-Mlxpool-Model"  # the name the client used, percent-enco
 HEADER_RESPONSE_ID = "X-Mlxpool-Response-Id"  # of every stream: the parent may open it in the meantime
 HEADER_PREVIOUS_ID = "X-Mlxpool-Previous-Id"  # of the response that this one goes on from: echoed
 HEADER_CREATED = "X-Mlxpool-Created"  # the `created` of that stream, unix seconds
+HEADER_ADAPTER = "X-Mlxpool-Adapter"  # of the model's name where that was `model:adapter`; absent elsewhere
 
 
 class CacheLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,6 +41,14 @@ class CacheLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spill_queue_bytes: int = 0
 
 
+class AdaptersLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which adapters a worker finds by themselves. folder: the home's, None for none. default: the set of a
+    request that names none."""
+
+    folder: str | None = None
+    default: str | None = None
+
+
 class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=True):
     """Which model to load and how: sent once, when its bytes are reserved and its victims are gone.
 
@@ -48,7 +57,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=Tr
     the worker choose. thinking: whether a request that does not say wants reasoning, None for the model's own
     default. tool_parser, reasoning_parser: the families its answers are read by, None to tell them from its
     template and vocabulary. trace_path: where a line per request goes, None for nowhere. cache: None for none
-    of prompts.
+    of prompts. adapters: see there.
     """
 
     model: str
@@ -68,6 +77,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=Tr
     reasoning_parser: str | None = None
     trace_path: str | None = None
     cache: CacheLaunch | None = None
+    adapters: AdaptersLaunch = AdaptersLaunch()
 
 
 class Imported(msgspec.Struct, frozen=True, tag="imported"):
@@ -138,6 +148,33 @@ class CacheShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /control/cache`: a worker's new share of memory. Answered once it holds no more."""
 
     ram_bytes: int
+
+
+class MountAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /control/adapters`. path: of its folder, None for the one in the home."""
+
+    id: str
+    path: str | None = None
+
+
+class MountedAdapter(msgspec.Struct, frozen=True):
+    """One that a worker has mounted. layers: how many it changes. bytes: of its arrays. namespace: of the
+    prompts that are kept with it alone. default: it is of the set that applies where a request names none."""
+
+    id: str
+    path: str
+    rank: int
+    scale: float
+    layers: int
+    bytes: int
+    namespace: str
+    default: bool = False
+
+
+class AdapterList(msgspec.Struct, frozen=True):
+    """The answer of `GET /control/adapters`."""
+
+    data: list[MountedAdapter]
 
 
 class PromptCacheStats(msgspec.Struct, frozen=True):

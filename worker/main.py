@@ -146,6 +146,7 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
     from mlxpool.shared.prompt.families import families
     from mlxpool.shared.prompt.rendering import Renderer
     from mlxpool.worker import load
+    from mlxpool.worker.adapters.mounted import Adapters
     from mlxpool.worker.cache.open import open_cache
     from mlxpool.worker.engine.chunks import ChunkWidth
     from mlxpool.worker.engine.engine import Engine
@@ -187,8 +188,11 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
         loaded = await engine.loaded
         known = families(tokenizer, launch.tool_parser, launch.reasoning_parser)
         grammars = GrammarService(tokenizer, loaded.logits_width, launch.batch)
-        preparer = Preparer(tokenizer, base, Renderer(tokenizer, known, launch.thinking), grammars)
-        server = Server(launch, engine, loaded, model_text(tokenizer), tokenizer, preparer, grammars)
+        adapters = Adapters(engine, loaded.make_cache, launch.adapters, launch.memory_limit_bytes)
+        renderer = Renderer(tokenizer, known, launch.thinking)
+        preparer = Preparer(tokenizer, base, renderer, grammars, adapters)
+        text = model_text(tokenizer)
+        server = Server(launch, engine, loaded, text, tokenizer, preparer, grammars, adapters)
         await server.start()
     except (load.LoadError, ChatTokenizerError, OSError) as err:
         return _failed(status, str(err))

@@ -29,6 +29,8 @@ from aiohttp import web
 from mlxpool.shared import control, errors
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.shared.errors import ApiError, error
+from mlxpool.worker.adapters.mounted import Adapters
+from mlxpool.worker.adapters.routes import add_adapter_routes
 from mlxpool.worker.cache import durability
 from mlxpool.worker.engine.engine import Engine
 from mlxpool.worker.engine.row import Row
@@ -83,6 +85,7 @@ class Server:
         tokenizer: ChatTokenizer,
         preparer: Preparer,
         grammars: GrammarService,
+        adapters: Adapters,
     ) -> None:
         self._launch = launch
         self._engine = engine
@@ -91,6 +94,7 @@ class Server:
         self._token_bytes = TokenBytes(tokenizer)
         self._preparer = preparer
         self._grammars = grammars
+        self._adapters = adapters
         self._requests = 0
         self._refused = 0
         self._open = 0
@@ -110,6 +114,7 @@ class Server:
         app.router.add_post("/control/drain", self._drain)
         app.router.add_post("/control/flush", self._flush)
         app.router.add_post("/control/cache", self._share)
+        add_adapter_routes(app, self._adapters)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await self._runner.setup()
         await web.SockSite(self._runner, _private_socket(self._launch.socket)).start()
@@ -220,7 +225,8 @@ class Server:
 
     async def _run(self, endpoint: Endpoint, request: web.Request, log: RequestLog) -> web.StreamResponse:
         try:
-            prepared = await self._preparer.prepare(endpoint.read, await request.read())
+            named = unquote(request.headers.get(control.HEADER_ADAPTER, "")) or None
+            prepared = await self._preparer.prepare(endpoint.read, await request.read(), named)
         except NoRoom as refusal:
             if not (endpoint.fails_in_stream and refusal.prepared.request.stream):
                 raise
@@ -237,6 +243,7 @@ class Server:
                 self._text.answer(plan.format),
                 mailbox.slot(index),
                 token_bytes=token_bytes,
+                adapters=prepared.adapters,
             )
             for index, plan in enumerate(prepared.plans)
         ]
@@ -247,9 +254,10 @@ class Server:
         self._engine.submit_all(rows)
         own_headers = _own_headers(prepared)
         try:
-            if prepared.request.stream:
-                return await _streamed(request, answer, mailbox, log, own_headers)
-            return await _whole(answer, len(rows), mailbox, log, own_headers)
+            with self._adapters.in_use(prepared.adapters):
+                if prepared.request.stream:
+                    return await _streamed(request, answer, mailbox, log, own_headers)
+                return await _whole(answer, len(rows), mailbox, log, own_headers)
         finally:
             for row in rows:
                 self._engine.cancel(row)

@@ -15,7 +15,7 @@ from mlxpool.shared.api.anthropic_fields import ADVICE, BUDGET, EFFORTS, FIELDS
 from mlxpool.shared.api.anthropic_messages import Reading
 from mlxpool.shared.api.anthropic_tools import read_choice, read_tools
 from mlxpool.shared.api.asked import Asked
-from mlxpool.shared.api.chat import ChatRequest, Effort, read_model
+from mlxpool.shared.api.chat import ChatRequest, Effort, read_adapter, read_model
 from mlxpool.shared.api.messages import ChatMessage
 from mlxpool.shared.api.structure import Structure, read_schema, read_structure
 from mlxpool.shared.api.template_kwargs import read_template_kwargs
@@ -88,6 +88,7 @@ def _read(fields: dict[str, Any], counts: bool = False) -> Asked:
         template_kwargs=template_kwargs,
         thinking_budget=thinking.budget_tokens,
         continues=begun and obstacle is None,
+        adapter=read_adapter("adapter", get("adapter")),
         **sampling.options(fields),
     )
     return Asked(request, warnings=warnings.said(), own=Shown(thinking.shown))

@@ -174,6 +174,7 @@ FIELDS: dict[str, Field] = {
             "guided_regex",
             "guided_choice",
             "chat_template_kwargs",
+            "adapter",
             "keep_alive",
         )
     },
@@ -204,7 +205,6 @@ FIELDS: dict[str, Field] = {
     "billing_policy": refused("this server bills nobody"),
     "compaction": refused("this server cuts no conversation"),
     "thread": refused("this protocol keeps no conversations here", instead="send all messages"),
-    "adapter": CHAT["adapter"],
 }
 
 ADVICE: dict[str, str] = {

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from mlxpool.shared.adapters import read_set
 from mlxpool.shared.api import read, sampling, table
 from mlxpool.shared.api.chat_fields import ADVICE, EFFORTS, FIELDS
 from mlxpool.shared.api.chat_messages import read_messages
@@ -32,9 +33,9 @@ class ChatRequest(msgspec.Struct, frozen=True):
     thinking: chat_template_kwargs' own word, which reasoning_effort can't overrule. template_kwargs: all of
     chat_template_kwargs but that. top_logprobs: alternatives per token, None for no log-probabilities.
     thinking_budget: tokens of reasoning, after which it is ended. usual_max_tokens: the ceiling where neither
-    the request nor the server sets one. continues: the last message is the beginning of the answer, which
-    goes on from there. keep_alive is the pool's business; here it is only checked. prompt_field: what the
-    wire calls the conversation, for errors about its length.
+    the request nor the server sets one. adapter: a set as `adapters.read_set` reads it. continues: the last
+    message is the beginning of the answer, which goes on from there. keep_alive is the pool's business; here
+    it is only checked. prompt_field: what the wire calls the conversation, for errors about its length.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -68,6 +69,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     template_kwargs: dict[str, Any] = {}
     thinking_budget: int | None = None
     usual_max_tokens: int | None = None
+    adapter: str | None = None
     continues: bool = False
     prompt_field: str = "messages"
 
@@ -97,6 +99,7 @@ def read_request(fields: dict[str, Any]) -> ChatRequest:
         reasoning_effort=read_effort("reasoning_effort", get("reasoning_effort")),
         template_kwargs=template_kwargs,
         thinking_budget=sampling.THINKING_BUDGET.read(fields, "thinking_budget"),
+        adapter=read_adapter("adapter", get("adapter")),
         **answers(fields),
         **sampling.options(fields),
     )
@@ -120,6 +123,19 @@ def read_model(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise read.invalid("model", f"model must be a model's name, not {read.quoted(value)}")
+
+
+def read_adapter(name: str, value: object) -> str | None:
+    """A set of adapters; null is None."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise read.invalid(name, f"{name} must be an adapter's id, not {read.quoted(value)}")
+    try:
+        read_set(value)
+    except ValueError as problem:
+        raise read.invalid(name, f"{name} {problem}") from None
+    return value
 
 
 def read_effort(name: str, value: object) -> Effort | None:

@@ -6,6 +6,7 @@ table is unknown, and refused too.
 
 from __future__ import annotations
 
+from mlxpool.shared.adapters import ID_PATTERN, SET_LIMIT
 from mlxpool.shared.api import read, sampling
 from mlxpool.shared.api.structure import CHOICES_LIMIT
 from mlxpool.shared.api.table import Field, a_boolean, accepted, an_object, honoured, refused
@@ -102,6 +103,8 @@ _STRUCTURED = {
         "json_object": {"enum": [True, None]},
     },
 }
+
+_ADAPTERS = rf"^{ID_PATTERN}(\+{ID_PATTERN}){{0,{SET_LIMIT - 1}}}$"
 
 
 FIELDS: dict[str, Field] = {
@@ -258,6 +261,12 @@ FIELDS: dict[str, Field] = {
         "no limit of its own",
         schema=sampling.THINKING_BUDGET.schema,
     ),
+    "adapter": honoured(
+        f'an id, several joined with + (at most {SET_LIMIT}), or "none"',
+        "the adapters that are added to the model for this answer",
+        "the model's setting, else none",
+        schema={"type": "string", "pattern": _ADAPTERS},
+    ),
     "keep_alive": accepted(
         'seconds, a duration like "15m", 0, or -1 for ever',
         "how long the model stays loaded afterwards: the pool acts on it",
@@ -281,7 +290,6 @@ FIELDS: dict[str, Field] = {
     "function_call": refused(
         "calls are asked for by tool_choice now", "none", "auto", instead="send tool_choice instead"
     ),
-    "adapter": refused("adapters are not built yet", "none"),
     "modalities": refused(_TEXT_ONLY, ["text"]),
     "audio": refused(_TEXT_ONLY),
     "prediction": refused("predicted outputs are not built"),

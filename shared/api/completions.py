@@ -10,7 +10,7 @@ from typing import Any
 
 from mlxpool.shared.api import read, sampling, table
 from mlxpool.shared.api.asked import Asked, RawPrompt
-from mlxpool.shared.api.chat import ChatRequest, answers, read_model
+from mlxpool.shared.api.chat import ChatRequest, answers, read_adapter, read_model
 from mlxpool.shared.api.completion_fields import (
     ADVICE,
     FIELDS,
@@ -42,6 +42,7 @@ def read_request(fields: dict[str, Any]) -> Asked:
         top_logprobs=sampling.ALTERNATIVES.read(fields, "logprobs"),
         structure=read_structure(fields),
         prompt_field=_FIELD,
+        adapter=read_adapter("adapter", fields.get("adapter")),
         **answers(fields),
         **sampling.options(fields),
     )

@@ -13,7 +13,7 @@ import msgspec
 
 from mlxpool.shared.api import read, sampling, table
 from mlxpool.shared.api.asked import Asked
-from mlxpool.shared.api.chat import ChatRequest, read_effort, read_model
+from mlxpool.shared.api.chat import ChatRequest, read_adapter, read_effort, read_model
 from mlxpool.shared.api.response_fields import (
     ADVICE,
     FIELDS,
@@ -84,6 +84,7 @@ def read_request(fields: dict[str, Any]) -> Asked:
         reasoning_effort=read_effort("reasoning.effort", effort),
         thinking_budget=sampling.THINKING_BUDGET.read(fields, "thinking_budget"),
         prompt_field="input",
+        adapter=read_adapter("adapter", get("adapter")),
         thinking=thinking,
         template_kwargs=template_kwargs,
         **sampling.options(fields),

@@ -168,7 +168,7 @@ def test_errors_come_in_the_protocols_envelope(worker: WorkerProcess) -> None:
     assert refusal(worker, b'"text"')[1]["code"] == "invalid_request"
     assert refusal(worker, b"[" * 100_000)[0] == 400
     status, err = refusal(worker, chat_body(PROMPT, adapter="a"))
-    assert (status, err["code"], err["param"]) == (400, "unsupported_parameter", "adapter")
+    assert (status, err["code"], err["param"]) == (400, "invalid_request", "adapter")
     status, err = refusal(worker, chat_body(PROMPT, temprature=1))
     assert err["param"] == "temprature"
     assert "temperature" in err["message"]

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from mlxpool.shared.api.chat_fields import FIELDS
+from mlxpool.shared.control import AdaptersLaunch
+from tests.tools import tiny_adapters
 from tests.tools.tiny_fixture import TinyModels
 from tests.tools.tiny_models import CHAT_TEMPLATE, EOS_ID
 from tests.tools.worker_process import WorkerProcess
@@ -120,6 +122,7 @@ CASES: dict[str, Case] = {
     "chat_template_kwargs": case({"enable_thinking": True}, reasoning),
     "reasoning_effort": case("high", reasoning),
     "thinking_budget": case(3, reasoning, chat_template_kwargs={"enable_thinking": True}),
+    "adapter": case("a"),
 }
 
 
@@ -127,7 +130,10 @@ CASES: dict[str, Case] = {
 def worker(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     folder = shutil.copytree(tiny("llama"), tmp_path_factory.mktemp("models") / "reader")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    with WorkerProcess(folder).ready() as process:
+    adapters = tmp_path_factory.mktemp("adapters")
+    tiny_adapters.make(adapters / "a")
+    launch = AdaptersLaunch(str(adapters))
+    with WorkerProcess(folder, adapters=launch).ready() as process:
         yield process
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 
-from mlxpool.shared.control import CacheLaunch, Launch
+from mlxpool.shared.control import AdaptersLaunch, CacheLaunch, Launch
+from mlxpool.worker.adapters.layers import AdapterSet
+from mlxpool.worker.adapters.mounted import Adapters
 from mlxpool.worker.cache.open import open_cache
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.constraint import Constraint
@@ -129,20 +131,34 @@ class Running:
         if self.engine.cache is not None:
             self.engine.cache.close()
 
-    def row(self, of: Plan, constraint: Constraint | None = None) -> tuple[Client, Row]:
+    def row(
+        self, of: Plan, constraint: Constraint | None = None, adapters: AdapterSet | None = None
+    ) -> tuple[Client, Row]:
         client = Client()
         text = AnswerText(ByteDetokeniser(token_bytes), of.format)
-        return client, Row(of, text, client.put, constraint, token_bytes)
+        if adapters is not None:
+            of = msgspec.structs.replace(of, namespace=adapters.namespace)
+        return client, Row(of, text, client.put, constraint, token_bytes, adapters)
 
-    def submit(self, of: Plan, constraint: Constraint | None = None) -> tuple[Client, Row]:
-        client, row = self.row(of, constraint)
+    def submit(
+        self, of: Plan, constraint: Constraint | None = None, adapters: AdapterSet | None = None
+    ) -> tuple[Client, Row]:
+        client, row = self.row(of, constraint, adapters)
         self.engine.submit(row)
         return client, row
 
-    async def ask(self, of: Plan, constraint: Constraint | None = None) -> Client:
-        client, _ = self.submit(of, constraint)
-        await asyncio.wait_for(client.ended.wait(), 30)
+    async def ask(
+        self, of: Plan, constraint: Constraint | None = None, adapters: AdapterSet | None = None
+    ) -> Client:
+        client, _ = self.submit(of, constraint, adapters)
+        await asyncio.wait_for(client.ended.wait(), 60)
         return client
+
+
+def no_adapters() -> Adapters:
+    """Of a model that has none, where nobody asks for one."""
+    unasked: Any = None
+    return Adapters(unasked, list, AdaptersLaunch(), 0)
 
 
 def token_bytes(token: int) -> bytes:

@@ -108,13 +108,13 @@ HONOURED: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     ),
     "reasoning_effort": ({"reasoning_effort": "minimal"}, {"reasoning_effort": "minimal"}),
     "thinking_budget": ({"thinking_budget": 7}, {"thinking_budget": 7}),
+    "adapter": ({"adapter": "b+a"}, {"adapter": "b+a"}),
 }
 
 # One value of each refused field that asks for something, and the values that ask for nothing.
 REFUSED: dict[str, tuple[object, list[object]]] = {
     "functions": ([{"name": "f"}], [[]]),
     "function_call": ({"name": "f"}, ["none", "auto"]),
-    "adapter": ("a", ["none"]),
     "modalities": (["audio"], [["text"]]),
     "audio": ({"voice": "x"}, []),
     "prediction": ({"type": "content"}, []),

@@ -107,6 +107,7 @@ HONOURED: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         {"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": 1}},
         {"thinking": False, "template_kwargs": {"preserve_thinking": 1}},
     ),
+    "adapter": ({"adapter": "a+b"}, {"adapter": "a+b"}),
 }
 # Honoured elsewhere: by the parent, or tested below.
 ELSEWHERE = {"previous_response_id", "store", "background", "stream_options", "tools", "tool_choice"}
@@ -117,7 +118,6 @@ REFUSED: dict[str, tuple[object, list[object]]] = {
     "prompt": ({"id": "pmpt_1"}, []),
     "conversation": ("conv_1", []),
     "n": (2, [1]),
-    "adapter": ("a", ["none"]),
     "moderation": ({"model": "m"}, []),
 }
 

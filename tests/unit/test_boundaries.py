@@ -21,6 +21,7 @@ from mlxpool.worker.request.plan import defaults
 from mlxpool.worker.request.prepare import Preparer
 from mlxpool.worker.wire.endpoints import read_chat
 from tests.tools import tiny_models
+from tests.tools.running_engine import no_adapters
 
 PLAIN = tiny_models.CHAT_TEMPLATE
 
@@ -272,7 +273,8 @@ async def test_plans_carry_them(tmp_path: Path) -> None:
     tokenizer = ChatTokenizer.open(tmp_path)
     grammars = GrammarService(tokenizer, tiny_models.VOCAB_SIZE, 1)
     launch = Launch("m", str(tmp_path), "s", 4000, 4, 1, 1)
-    preparer = Preparer(tokenizer, defaults(launch, {}), Renderer(tokenizer, families(tokenizer)), grammars)
+    renderer = Renderer(tokenizer, families(tokenizer))
+    preparer = Preparer(tokenizer, defaults(launch, {}), renderer, grammars, no_adapters())
     try:
         body = {"messages": [SYSTEM, USER], "tools": [TOOL], "n": 2}
         plans = (await preparer.prepare(read_chat, json.dumps(body).encode())).plans

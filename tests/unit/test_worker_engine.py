@@ -19,6 +19,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
+from mlxpool.worker.adapters.layers import Switch
 from mlxpool.worker.engine import admission
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.batch import DEAR_TOKENS, DecodeBatch, shares_passes
@@ -329,7 +330,7 @@ def test_layers_that_never_read_their_offset_gather_no_graph() -> None:
     def make_cache() -> list[CacheList]:
         return [CacheList(KVCache())]
 
-    batch = DecodeBatch(model, make_cache, KvCost((LayerKv(8),)))
+    batch = DecodeBatch(Switch(model), make_cache, KvCost((LayerKv(8),)))
     for _ in range(2):
         row = Row(plan([1]), AnswerText(ByteDetokeniser(lambda _: b"")), lambda _: None)
         row.cache = make_cache()
@@ -363,7 +364,7 @@ async def test_a_prompt_cache_that_cannot_be_made_is_told_like_a_load_that_fails
     )
     engine.start()
     with pytest.raises(LoadError, match="no layout"):
-        await asyncio.wait_for(engine.loaded, 30)
+        await asyncio.wait_for(engine.loaded, 60)
     assert ended == []
 
 

@@ -12,6 +12,7 @@ import pytest
 from mlx_lm.models.cache import KVCache
 
 from mlxpool.shared.control import CacheLaunch
+from mlxpool.worker.adapters.layers import Switch
 from mlxpool.worker.cache import durability
 from mlxpool.worker.cache.layers import layout_of
 from mlxpool.worker.cache.prompt_cache import PromptCache
@@ -74,7 +75,7 @@ async def lone(start: Start, kind: tiny_models.Kind, prompts: Sequence[Sequence[
 
 async def all_ended(clients: Sequence[Client]) -> None:
     for client in clients:
-        await asyncio.wait_for(client.ended.wait(), 30)
+        await asyncio.wait_for(client.ended.wait(), 60)
 
 
 def told(clients: Sequence[Client]) -> list[int]:
@@ -305,7 +306,7 @@ async def test_a_prefill_is_not_kept_for_a_row_of_another_namespace(
 
 def test_a_kept_prefill_goes_when_those_that_wait_are_of_another_namespace() -> None:
     cost = KvCost((LayerKv(8),))
-    prefills = Prefills(lambda _tokens, cache: None, lambda: [KVCache()], ChunkWidth("cpu", WIDTH))
+    prefills = Prefills(Switch(None), lambda: [KVCache()], ChunkWidth("cpu", WIDTH))
     same, other = (
         Row(plan([5], namespace=name), None, lambda _: None)  # type: ignore[arg-type]
         for name in ("one", "two")
@@ -325,7 +326,7 @@ def test_a_row_that_had_to_make_room_in_its_prefill_is_looked_up_again_and_count
     layout = layout_of([KVCache()])
     assert layout is not None
     cache = PromptCache(layout, lambda: [KVCache()], RamTier(1 << 20), lambda: None)
-    prefills = Prefills(None, lambda: [KVCache()], ChunkWidth("cpu", WIDTH), cache)
+    prefills = Prefills(Switch(None), lambda: [KVCache()], ChunkWidth("cpu", WIDTH), cache)
     row = Row(plan(ids(1, 300)), None, lambda _: None)  # type: ignore[arg-type]
     for _ in range(2):
         prefills.attach(row)

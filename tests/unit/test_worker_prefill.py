@@ -17,6 +17,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
+from mlxpool.worker.adapters.layers import Switch
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.prefill import Prefills, copy_caches
@@ -196,7 +197,7 @@ def test_copies_of_states_that_are_replaced_go_their_own_ways() -> None:
 
 
 def test_a_prompt_of_one_token_is_complete_from_the_start() -> None:
-    prefills = Prefills(None, lambda: [KVCache()], ChunkWidth("cpu", 16))
+    prefills = Prefills(Switch(None), lambda: [KVCache()], ChunkWidth("cpu", 16))
     rows = [Row(plan([5]), None, lambda _: None) for _ in range(2)]  # type: ignore[arg-type]
     for row in rows:
         prefills.attach(row)

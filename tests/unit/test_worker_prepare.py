@@ -20,6 +20,7 @@ from mlxpool.worker.request.plan import defaults
 from mlxpool.worker.request.prepare import NoRoom, Prepared, Preparer
 from mlxpool.worker.wire.endpoints import read_chat
 from tests.tools import tiny_models
+from tests.tools.running_engine import no_adapters
 
 # As Qwen's: a switch, tools, a history of calls.
 KNOWING = (
@@ -55,6 +56,7 @@ class Asker:
             defaults(launch, {"temperature": 1.0}),
             Renderer(self.tokenizer, families(self.tokenizer, **named), **settings),
             self.grammars,
+            no_adapters(),
         )
 
     async def ask(self, *messages: dict[str, Any], **fields: Any) -> Prepared:

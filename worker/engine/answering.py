@@ -28,6 +28,7 @@ def events_of(sampled: Sampled, lane: Lane) -> tuple[list[Event], bool]:
     ApiError, and what the text machines raise.
     """
     row, token = sampled.row, sampled.token
+    lane = "turns" if row.took_turns else lane
     row.emitted += 1
     row.ids.append(token)
     if row.constraint is not None and not row.constraint.accept(token):

@@ -7,8 +7,9 @@ length limit leaves before the next step, so its last token costs no forward pas
 doesn't need (log-probabilities of the whole vocabulary) is computed.
 
 Rows share a forward pass in groups: `grouping` says which. Rows of a model that can't share one
-(`shares_passes`) are groups of one each, and still get their tokens in turns. A group that fails is dropped
-with its rows; the others notice nothing.
+(`shares_passes`) are groups of one each, and rows of different sets of adapters are in different groups; all
+of them still get their tokens in turns, one each in every step. A group that fails is dropped with its rows;
+the others notice nothing.
 
 A step is a pipeline of depth one: the forward pass that makes the next tokens is started first, then the
 tokens of the previous one are read, so the Python between two steps runs beside the computation. Where a
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from mlxpool.shared.errors import ApiError
+from mlxpool.worker.adapters.layers import Switch
 from mlxpool.worker.engine import grouping
 from mlxpool.worker.engine.admission import KvCost
 from mlxpool.worker.engine.group import Fed, Group, Sampled
@@ -49,18 +51,19 @@ class Failed(NamedTuple):
 class DecodeBatch:
     """The rows that decode. Engine thread only. No call raises: what failed is in `take_failed`.
 
-    parting: called with each row that leaves, its group's caches, its place in them (None for a row that has
-    them alone), and how many of its ids they hold.
+    switch: over the model, whose passes are those of its rows' adapters. parting: called with each row that
+    leaves, its group's caches, its place in them (None for a row that has them alone), and how many of its
+    ids they hold.
     """
 
     def __init__(
         self,
-        model: Any,
+        switch: Switch,
         make_cache: Callable[[], list[Any]],
         cost: KvCost,
         parting: Callable[[Row, list[Any], int | None, int], None] = lambda *_: None,
     ) -> None:
-        self._model = model
+        self._switch = switch
         self._make_cache = make_cache
         self._cost = cost
         self._parting = parting
@@ -149,11 +152,14 @@ class DecodeBatch:
         together may grow to. `finish` must follow, once the tokens have been accepted by their constraints.
         """
         self._arrange(pool_bytes)
+        if len({group.namespace for group in self._groups}) > 1:
+            for row in self.rows:
+                row.took_turns = True
         started: list[tuple[Group, list[Row], Fed]] = []
         for group in list(self._groups):
             primed = [row for row in group.rows if row.primed]
             try:
-                fed = group.forward(self._model)
+                fed = group.forward(self._switch.under(group.adapters))
                 if group.constrained:
                     group.start()
                     self._drawing.append(group)
@@ -201,7 +207,7 @@ class DecodeBatch:
     def try_sharing(self) -> None:
         """Find out whether rows may share passes, once: best while nothing runs, for it takes several."""
         if self.shares is None:
-            self.shares = shares_passes(self._model, self._make_cache)
+            self.shares = shares_passes(self._switch.under(None), self._make_cache)
 
     def _arrange(self, pool_bytes: int) -> None:
         """Groups as few as the pool allows."""
@@ -215,7 +221,13 @@ class DecodeBatch:
                 self._groups.append(group.split(row))
             except Exception as err:
                 self._drop(group, err)
-        while merge := grouping.to_merge(self._lengths(), self._cost, pool_bytes, self._apart()):
+        while merge := grouping.to_merge(
+            self._lengths(),
+            self._cost,
+            pool_bytes,
+            self._apart(),
+            [group.namespace for group in self._groups],
+        ):
             self.try_sharing()
             if not self.shares:
                 return

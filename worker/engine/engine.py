@@ -26,6 +26,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxpool.shared.errors import ApiError, error
+from mlxpool.worker.adapters.layers import Switch
 from mlxpool.worker.cache.prompt_cache import Place, PromptCache
 from mlxpool.worker.cache.sources import row_source
 from mlxpool.worker.engine.admission import KvCost, holds
@@ -74,6 +75,7 @@ class Engine:
         self._load = load
         self._open_cache = open_cache
         self.cache: PromptCache | None = None  # from `loaded` on
+        self._switch: Switch | None = None  # from `loaded` on; the engine thread's own
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[Loaded] = self._loop.create_future()
@@ -156,6 +158,12 @@ class Engine:
             self._asked -= 1
 
     @property
+    def switch(self) -> Switch:
+        """Over the loaded model, for calls on the engine's thread."""
+        assert self._switch is not None
+        return self._switch
+
+    @property
     def busy(self) -> bool:
         """Whether rows are running."""
         return self._busy
@@ -202,16 +210,19 @@ class Engine:
         except Exception as err:
             self._loop.call_soon_threadsafe(self.loaded.set_exception, err)
             return
-        batch = DecodeBatch(loaded.model, loaded.make_cache, loaded.kv, self._keep)
-        prefills = Prefills(loaded.model, loaded.make_cache, self.width, cache)
+        self._switch = switch = Switch(loaded.model)
+        batch = DecodeBatch(switch, loaded.make_cache, loaded.kv, self._keep)
+        prefills = Prefills(switch, loaded.make_cache, self.width, cache)
         self._loop.call_soon_threadsafe(self.loaded.set_result, loaded)
         steps = 0
         while not self._stopping:
             self._busy = bool(batch.rows or prefills.rows)
             # Where all that runs waits for the disk there is nothing to do either, until a reader says so.
             idle = not (batch.rows or prefills.runnable or (self._waiting and not prefills.rows))
-            if idle and not self._arrived and self._limits.batch > 1:
-                batch.try_sharing()
+            if idle and not self._arrived:
+                switch.under(None)  # what is unmounted now is held no longer
+                if self._limits.batch > 1:
+                    batch.try_sharing()
             calls = self._take(idle)
             self._drop_cancelled(batch, prefills)
             # Who cancels a row and then calls finds in the prompt cache what the row held.

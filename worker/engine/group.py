@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlxpool.worker.adapters.layers import AdapterSet
 from mlxpool.worker.engine import logprobs
 from mlxpool.worker.engine.masks import Masks
 from mlxpool.worker.engine.row import Row
@@ -43,6 +44,16 @@ class Group:
         self._looked_up: tuple[list[Row], list[Any]] | None = None
         self._best_only = False
         self._counting: list[Any] = []
+
+    @property
+    def adapters(self) -> AdapterSet | None:
+        """On in its passes. Those of all its rows do the same."""
+        return self.rows[0].adapters
+
+    @property
+    def namespace(self) -> str:
+        """What its rows' keys and values depend on: only groups of the same can be one."""
+        return self.rows[0].plan.namespace
 
     @property
     def constrained(self) -> bool:

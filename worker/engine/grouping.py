@@ -9,7 +9,7 @@ group gets one of its own. A group is a sequence of its rows' lengths in tokens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 from mlxpool.worker.engine.admission import KvCost
 
@@ -33,14 +33,21 @@ def to_split(groups: Sequence[Lengths], cost: KvCost, pool_bytes: int) -> tuple[
 
 
 def to_merge(
-    groups: Sequence[Lengths], cost: KvCost, pool_bytes: int, apart: Collection[int] = ()
+    groups: Sequence[Lengths],
+    cost: KvCost,
+    pool_bytes: int,
+    apart: Collection[int] = (),
+    kinds: Sequence[Hashable] | None = None,
 ) -> tuple[int, int] | None:
     """Two groups that fit into the pool as one: those that waste least. None where no two do. apart: groups
-    that are left as they are."""
+    that are left as they are. kinds: of each group; only those of one kind can be one. None: all are
+    alike."""
     spare = pool_bytes - held_bytes(groups, cost)
     best: tuple[int, tuple[int, int]] | None = None
     places = [place for place in range(len(groups)) if place not in apart]
     for one, two in itertools.combinations(places, 2):
+        if kinds is not None and kinds[one] != kinds[two]:
+            continue
         together = held_bytes([[*groups[one], *groups[two]]], cost)
         added = together - held_bytes([groups[one], groups[two]], cost)
         if added <= spare and (best is None or added < best[0]):

@@ -19,6 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxpool.worker.adapters.layers import Switch
 from mlxpool.worker.cache.prompt_cache import Place, PromptCache
 from mlxpool.worker.cache.records import RECORD_TOKENS
 from mlxpool.worker.cache.sources import Caches
@@ -35,16 +36,17 @@ _LEFT_BYTES = 256 * 1024 * 1024
 
 
 class Prefills:
-    """All prompts on their way. cache: where prefixes come from and go to, None for nowhere."""
+    """All prompts on their way. switch: over the model, whose passes are those of its prompts' adapters.
+    cache: where prefixes come from and go to, None for nowhere."""
 
     def __init__(
         self,
-        model: Any,
+        switch: Switch,
         make_cache: Callable[[], list[Any]],
         width: ChunkWidth,
         cache: PromptCache | None = None,
     ) -> None:
-        self._model = model
+        self._switch = switch
         self._make_cache = make_cache
         self._width = width
         self._cache = cache
@@ -78,6 +80,7 @@ class Prefills:
                 prompt.rows.append(row)
                 return
         prompt = Prompt(row.ids, row.plan.namespace, self._make_cache())
+        prompt.adapters = row.adapters
         prompt.rows.append(row)
         if self._cache is not None:
             prompt.boundaries = row.plan.boundaries
@@ -222,17 +225,22 @@ class Prefills:
         longest = min(self._width.tokens, padded.longest(turn.caches))
         if self._pads is False or not self._may_share(turn, longest):
             return [turn]
-        others = [one for one in self._prompts if one is not turn and self._may_share(one, longest)]
+        others = [
+            one
+            for one in self._prompts
+            if one is not turn and one.namespace == turn.namespace and self._may_share(one, longest)
+        ]
         taken = company(turn.end, [one.end for one in others], self._width.tokens)
         if taken and self._pads is None:
-            self._pads = padded.works(self._model, self._make_cache)
+            self._pads = padded.works(self._switch.under(None), self._make_cache)
         return [turn, *(others[place] for place in taken)] if self._pads else [turn]
 
     def run_together(self, prompts: Sequence[Prompt]) -> bool:
         """Put whole prompts through the model in one pass. False if it failed: then each goes alone."""
         began_s = time.perf_counter()
         try:
-            rows = padded.prefill(self._model, self._make_cache(), [one.ids[: one.end] for one in prompts])
+            model = self._switch.under(prompts[0].adapters)
+            rows = padded.prefill(model, self._make_cache(), [one.ids[: one.end] for one in prompts])
         except Exception:
             traceback.print_exc()
             for prompt in prompts:
@@ -261,7 +269,8 @@ class Prefills:
         """Put one chunk through the model. Raises what the model raises."""
         chunk = prompt.ids[prompt.done : end]
         began_s = time.perf_counter()
-        self._model(mx.array([chunk], dtype=mx.uint32), cache=prompt.caches)
+        model = self._switch.under(prompt.adapters)
+        model(mx.array([chunk], dtype=mx.uint32), cache=prompt.caches)
         mx.eval([cache.state for cache in prompt.caches])
         elapsed_s = time.perf_counter() - began_s
         self._width.observe(prompt.done, len(chunk), elapsed_s, alone)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mlxpool.worker.adapters.layers import AdapterSet
 from mlxpool.worker.cache.records import Ids
 from mlxpool.worker.cache.restore import Restore
 from mlxpool.worker.engine.row import Row
@@ -24,8 +25,8 @@ class Prompt:
     cached: how many of them this prompt did not have to prefill. told: whether a row has said so, or will;
     others that are handed over say that all of it was there. restore: what is coming from the prompt
     cache, None once it is there. follows: another prompt that has this one's first `parts_at` tokens too, and
-    is let go first until there. boundaries: the plan's. cuts: positions, ascending, where a chunk must end
-    because a state is kept there.
+    is let go first until there. adapters: on in its passes. boundaries: the plan's. cuts: positions,
+    ascending, where a chunk must end because a state is kept there.
     """
 
     def __init__(self, ids: Sequence[int], namespace: str, caches: list[Any]) -> None:
@@ -40,6 +41,7 @@ class Prompt:
         self.restore: Restore | None = None
         self.follows: Prompt | None = None
         self.parts_at = 0
+        self.adapters: AdapterSet | None = None
         self.boundaries: tuple[int, ...] = ()
         self.cuts: list[int] = []
         self.passed_over = 0

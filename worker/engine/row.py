@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mlxpool.worker.adapters.layers import AdapterSet
 from mlxpool.worker.engine import admission
 from mlxpool.worker.engine.admission import Projection
 from mlxpool.worker.engine.constraint import Constraint
@@ -24,11 +25,12 @@ from mlxpool.worker.text.events import Event
 class Row:
     """A plan on its way: waiting, prefilled, decoding, ended.
 
-    constraint: its place in a grammar, the engine's from here on. token_bytes: a token's bytes, which a plan
-    with log-probabilities needs; ValueError without. ids: the prompt and the tokens that were handed out.
-    cache: mlx-lm's caches, one per layer, between the end of its prefill and the batch. primed: the last of
-    the ids it joined with has gone through the model, so what is pending is a sampled token. sampled counts
-    draws, emitted the tokens that were handed out.
+    adapters: on in every pass of its, None for the model as it is. constraint: its place in a grammar, the
+    engine's from here on. token_bytes: a token's bytes, which a plan with log-probabilities needs; ValueError
+    without. ids: the prompt and the tokens that were handed out. cache: mlx-lm's caches, one per layer,
+    between the end of its prefill and the batch. primed: the last of the ids it joined with has gone through
+    the model, so what is pending is a sampled token. sampled counts draws, emitted the tokens that were
+    handed out.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Row:
         sink: Callable[[Sequence[Event]], None],
         constraint: Constraint | None = None,
         token_bytes: Callable[[int], bytes] | None = None,
+        adapters: AdapterSet | None = None,
     ) -> None:
         if plan.top_logprobs is not None and token_bytes is None:
             raise ValueError("a plan with log-probabilities needs token_bytes")
@@ -48,6 +51,7 @@ class Row:
         self.sink = sink
         self.constraint = constraint
         self.token_bytes = token_bytes
+        self.adapters = adapters
         self.noise = Noise(plan.sampling.seed)
         self.shaping = Shaping(plan.sampling) if Shaping.needed(plan.sampling) else None
         self.cancelled = False
@@ -61,6 +65,7 @@ class Row:
         # Of its prompt, the tokens that were not prefilled for it; None until that is known.
         self.cached_tokens: int | None = None
         self.told_prefilled = False
+        self.took_turns = False  # with rows that could not share its passes
         self.reasoning_tokens = 0
         self.silent_tokens = 0  # sampled since the last one that something was heard of
         # For traces, perf_counter seconds: when it was let in, and when its prompt was done; 0.0 until then.

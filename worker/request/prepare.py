@@ -15,11 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from mlxpool.shared import adapters as names
 from mlxpool.shared.api.asked import Asked, RawPrompt
 from mlxpool.shared.api.chat import ChatRequest
 from mlxpool.shared.chat import ChatTokenizer
-from mlxpool.shared.errors import ApiError, context_exceeded
+from mlxpool.shared.errors import ApiError, context_exceeded, error
 from mlxpool.shared.prompt.rendering import Rendered, Renderer
+from mlxpool.worker.adapters.layers import AdapterSet
+from mlxpool.worker.adapters.mounted import PARAM, Adapters
 from mlxpool.worker.grammar.formats import closing_texts, reasoning_of
 from mlxpool.worker.grammar.service import GrammarService, Held
 from mlxpool.worker.grammar.spec import Demand
@@ -36,11 +39,13 @@ Read = Callable[[bytes], Asked]
 
 class Prepared(msgspec.Struct, frozen=True):
     """plans: those of the first prompt's choices, then the next one's. held: the grammar that each of their
-    rows has a place in. warnings: what was asked for and is not done."""
+    rows has a place in. adapters: on in the passes of their rows. warnings: what was asked for and is not
+    done."""
 
     asked: Asked
     plans: tuple[Plan, ...]
     held: Held = Held()
+    adapters: AdapterSet | None = None
 
     @property
     def request(self) -> ChatRequest:
@@ -64,25 +69,33 @@ class NoRoom(ApiError):
 
 class _Begun(msgspec.Struct, frozen=True):
     """A request, read and rendered. rendered: None for raw prompts. format: as it is where no grammar
-    decides. demand: None where the answer's form is free."""
+    decides. demand: None where the answer's form is free. adapter: the set it asks for, None for the
+    default."""
 
     asked: Asked
     rendered: Rendered | None
     format: AnswerFormat
     demand: Demand | None
+    adapter: str | None = None
 
 
 class Preparer:
     """Makes plans of bodies for one model. Call from the event loop; `close` ends its threads."""
 
     def __init__(
-        self, tokenizer: ChatTokenizer, base: Defaults, renderer: Renderer, grammars: GrammarService
+        self,
+        tokenizer: ChatTokenizer,
+        base: Defaults,
+        renderer: Renderer,
+        grammars: GrammarService,
+        adapters: Adapters,
     ) -> None:
         self._tokenizer = tokenizer
         self._base = base
         self._renderer = renderer
         self._families = renderer.families
         self._grammars = grammars
+        self._adapters = adapters
         self._boundaries = Boundaries(renderer.text, tokenizer.encode)
         newline = tuple(tokenizer.encode("\n"))
         self._vocabulary = Vocabulary(
@@ -90,25 +103,30 @@ class Preparer:
         )
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
 
-    async def prepare(self, read: Read, body: bytes) -> Prepared:
-        """Raises ApiError: 400 for whatever is wrong with the body, its messages or its form, NoRoom for its
-        length; 429 when too many grammars are being compiled."""
+    async def prepare(self, read: Read, body: bytes, adapter: str | None = None) -> Prepared:
+        """adapter: of the model's name, where it had one. Raises ApiError: 400 for whatever is wrong with the
+        body, its messages, its form or its adapters, NoRoom for its length; 429 when too many grammars are
+        being compiled."""
         run = asyncio.get_running_loop().run_in_executor
-        begun = await run(self._pool, self._begin, read, body)
+        begun = await run(self._pool, self._begin, read, body, adapter)
         if isinstance(begun, Prepared):
             return begun
-        assert begun.demand is not None
-        held = await self._grammars.hold(begun.demand)
-        return await run(self._pool, self._finish, begun, held)
+        adapters = await self._adapters.of(begun.adapter)
+        held = Held() if begun.demand is None else await self._grammars.hold(begun.demand)
+        return await run(self._pool, self._finish, begun, held, adapters)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, read: Read, body: bytes) -> _Begun | Prepared:
-        """The whole way for an answer of free form, else up to where its grammar is needed."""
+    def _begin(self, read: Read, body: bytes, named: str | None) -> _Begun | Prepared:
+        """The whole way for an answer of free form by the model as it is, else up to where its grammar or its
+        adapters are needed."""
         asked = read(body)
+        adapter = _one_adapter(asked.request.adapter, named)
         begun = self._raw(asked) if asked.prompts else self._conversation(asked)
-        return self._finish(begun, Held()) if begun.demand is None else begun
+        if begun.demand is None and self._adapters.is_plain(adapter):
+            return self._finish(begun, Held(), None)
+        return msgspec.structs.replace(begun, adapter=adapter)
 
     def _raw(self, asked: Asked) -> _Begun:
         """A prompt that no template has seen: its answer is text and nothing else."""
@@ -156,9 +174,12 @@ class Preparer:
             )
         return _Begun(asked, rendered, answer_format, demand)
 
-    def _finish(self, begun: _Begun, held: Held) -> Prepared:
+    def _finish(self, begun: _Begun, held: Held, adapters: AdapterSet | None) -> Prepared:
         try:
-            return Prepared(begun.asked, self._plans(begun, held), held)
+            plans = self._plans(begun, held)
+            if adapters is not None:
+                plans = tuple(msgspec.structs.replace(plan, namespace=adapters.namespace) for plan in plans)
+            return Prepared(begun.asked, plans, held, adapters)
         except ApiError as refusal:
             if refusal.code != "context_length_exceeded":
                 raise
@@ -239,3 +260,16 @@ class Preparer:
         if isinstance(found, int):
             raise context_exceeded(found, self._base.context, field)
         return tuple(found)
+
+
+def _one_adapter(asked: str | None, named: str | None) -> str | None:
+    """What the body asks for and the model's name: the same, or one of them nothing."""
+    if asked is None or named is None:
+        return named if asked is None else asked
+    if names.read_set(asked) != names.read_set(named):
+        raise error(
+            "invalid_request",
+            f"adapter {asked!r} contradicts {named!r}, which the model's name asks for; send one of them",
+            param=PARAM,
+        )
+    return asked

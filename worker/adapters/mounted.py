@@ -1,0 +1,248 @@
+"""Which adapters of one model are mounted, by id: what a request that names some gets, and what gives way.
+
+A mounted adapter is what its files are: where they have changed it is read again for requests to come, where
+they are gone it is too. One in the home's adapters folder is mounted by the first request that names it.
+Beside a cap nothing keeps them: the least recently used that no request uses goes first. Rows hold the set
+that they began with, so nothing that happens here changes a running answer.
+
+Owned by the event loop; files are read beside it, arrays are made on the engine's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import mlx.core as mx
+
+from mlxpool.shared import adapters
+from mlxpool.shared.adapters import AdapterError
+from mlxpool.shared.control import AdaptersLaunch, MountedAdapter
+from mlxpool.shared.errors import ApiError, error
+from mlxpool.shared.text import cut
+from mlxpool.worker.adapters import reading
+from mlxpool.worker.adapters.layers import AdapterSet, Mount, Switch, mount
+
+# Of what the model may allocate, an eighth at most: an adapter of rank 16 takes a hundredth of its model.
+_SHARE = 8
+MAX_BYTES = 512 * 1024 * 1024
+
+# Of the pass that shows whether the model runs with an adapter.
+_TRIAL_TOKENS = 2
+
+PARAM = "adapter"
+
+
+class Engine(Protocol):
+    """What is asked of the engine."""
+
+    @property
+    def switch(self) -> Switch: ...
+
+    async def call(self, function: Callable[[], Any]) -> Any: ...
+
+
+class _Mounted(NamedTuple):
+    """folder, stamp: where it was read, and as what. facts: what its files say."""
+
+    folder: Path
+    read: reading.Read
+    mount: Mount
+
+
+class Adapters:
+    """One model's. make_cache: fresh caches of one row. folders: see AdaptersLaunch."""
+
+    def __init__(
+        self, engine: Engine, make_cache: Callable[[], list[Any]], launch: AdaptersLaunch, memory_bytes: int
+    ) -> None:
+        self._engine = engine
+        self._make_cache = make_cache
+        self._launch = launch
+        self.max_bytes = min(MAX_BYTES, memory_bytes // _SHARE)
+        self._mounted: OrderedDict[str, _Mounted] = OrderedDict()  # the least recently used first
+        self._sets: dict[tuple[bytes, ...], AdapterSet] = {}
+        self._uses: Counter[AdapterSet] = Counter()
+        self._mounting = asyncio.Lock()
+
+    # Requests
+
+    def is_plain(self, asked: str | None) -> bool:
+        """Whether a request that asks this needs nothing of here."""
+        return asked == adapters.NONE or (asked is None and self._launch.default is None)
+
+    async def of(self, asked: str | None) -> AdapterSet | None:
+        """The set that a request asks for; None: the model as it is. Raises ApiError 400."""
+        text = self._launch.default if asked is None else asked
+        if text is None:
+            return None
+        try:
+            ids = adapters.read_set(text)
+            if not ids:
+                return None
+            async with self._mounting:
+                for adapter_id in ids:
+                    await self._keep_fresh(adapter_id, ids)
+        except (AdapterError, ValueError) as problem:
+            raise self._refusal(problem, asked) from None
+        return self._set_of(ids)
+
+    @contextlib.contextmanager
+    def in_use(self, held: AdapterSet | None) -> Iterator[None]:
+        """While a request runs with this set, its adapters do not give way to others."""
+        if held is None:
+            yield
+            return
+        self._uses[held] += 1
+        try:
+            yield
+        finally:
+            self._uses[held] -= 1
+            if not self._uses[held]:
+                del self._uses[held]
+
+    def _refusal(self, problem: Exception, asked: str | None) -> ApiError:
+        message = f"adapter {problem}"
+        if asked is None:
+            message += f'; it is the default in the settings, which adapter "{adapters.NONE}" switches off'
+        return error("invalid_request", message, param=PARAM)
+
+    def _set_of(self, ids: Sequence[str]) -> AdapterSet:
+        mounts = [self._mounted[adapter_id].mount for adapter_id in ids]
+        key = tuple(sorted(one.digest for one in mounts))
+        made = self._sets.get(key)
+        if made is None:
+            made = self._sets[key] = AdapterSet(ids, mounts)
+        return made
+
+    # Mounting
+
+    async def mount(self, adapter_id: str, folder: Path | None) -> MountedAdapter:
+        """Mount an adapter, in place of one of that id. folder: where it is; None: in the home. Raises
+        ApiError 400."""
+        try:
+            if not adapters.is_id(adapter_id):
+                raise AdapterError(f"{cut(adapter_id)!r} is no id; use {adapters.ID_RULE}")
+            async with self._mounting:
+                if folder is None and self._launch.folder is not None:
+                    folder = Path(self._launch.folder) / adapter_id
+                await self._keep_fresh(adapter_id, (), folder)
+        except AdapterError as problem:
+            raise error("invalid_request", f"adapter {problem}", param="id") from None
+        return self._view(adapter_id)
+
+    def unmount(self, adapter_id: str) -> None:
+        """Forget an adapter; rows that run with it do so to their ends. Raises ApiError 404."""
+        if adapter_id not in self._mounted:
+            mounted = f"mounted are {', '.join(self._mounted)}" if self._mounted else "none is"
+            raise error("not_found", f"no adapter {cut(adapter_id)!r} is mounted; {mounted}", param="id")
+        self._forget(adapter_id)
+
+    def listed(self) -> list[MountedAdapter]:
+        """Those that are mounted, by id."""
+        return [self._view(adapter_id) for adapter_id in sorted(self._mounted)]
+
+    def _view(self, adapter_id: str) -> MountedAdapter:
+        folder, read, mounted = self._mounted[adapter_id]
+        default = self._launch.default
+        return MountedAdapter(
+            id=adapter_id,
+            path=str(folder),
+            rank=read.facts.rank,
+            scale=read.facts.scale,
+            layers=len(read.facts.layers),
+            bytes=mounted.size_bytes,
+            namespace=AdapterSet((adapter_id,), (mounted,)).namespace,
+            default=default is not None and adapter_id in adapters.read_set(default),
+        )
+
+    async def _keep_fresh(self, adapter_id: str, beside: Sequence[str], folder: Path | None = None) -> None:
+        """See that an adapter is mounted as its files are now. beside: ids that stay. Raises AdapterError."""
+        held = self._mounted.get(adapter_id)
+        try:
+            place, stamp = await asyncio.to_thread(self._look, adapter_id, folder or (held and held.folder))
+        except AdapterError:
+            if held is not None:
+                self._forget(adapter_id)
+            raise
+        if held is None or held.folder != place or held.read.stamp != stamp:
+            await self._read(adapter_id, place, beside)
+        self._mounted.move_to_end(adapter_id)
+
+    def _look(self, adapter_id: str, folder: Path | None) -> tuple[Path, tuple[tuple[int, int, int], ...]]:
+        """Where an adapter lies, and the state of its files. Any thread."""
+        root = None if self._launch.folder is None else Path(self._launch.folder)
+        if folder is None and root is not None:
+            folder = root / adapter_id
+        if folder is None or not folder.is_dir():
+            here = [] if root is None else adapters.listing(root)
+            raise AdapterError(f"{cut(adapter_id)!r} is not here; {adapters.some(here)}")
+        try:
+            if root is not None and folder.parent == root:
+                folder = adapters.inside(folder, [root])
+            return folder, adapters.stamp(folder)
+        except AdapterError as problem:
+            raise AdapterError(f"{adapter_id!r} can't be mounted: {problem}") from None
+
+    async def _read(self, adapter_id: str, place: Path, beside: Sequence[str]) -> None:
+        try:
+            read = await asyncio.to_thread(reading.read, place, self.max_bytes)
+            self._make_room(read.facts.size_bytes, adapter_id, beside)
+            made = await self._engine.call(lambda: self._mount(read))
+        except AdapterError as problem:
+            raise AdapterError(f"{adapter_id!r} can't be mounted: {problem}") from None
+        if adapter_id in self._mounted:
+            self._forget(adapter_id)
+        self._mounted[adapter_id] = _Mounted(place, read._replace(arrays={}), made)
+
+    def _mount(self, read: reading.Read) -> Mount:
+        """The engine's thread: the arrays, and one small pass with them, for a model may ask of a layer what
+        no other can answer."""
+        switch = self._engine.switch
+        try:
+            made = mount(switch.under(None), read)
+            model = switch.under(AdapterSet((), (made,)))
+            tokens = mx.zeros((1, _TRIAL_TOKENS), dtype=mx.uint32)
+            logits = model(tokens, cache=self._make_cache())
+            finite = bool(mx.isfinite(logits).all().item())
+        except AdapterError:
+            raise
+        except Exception as err:
+            what = cut(f"{type(err).__name__}: {err}", 200)
+            raise AdapterError(f"the model does not run with it: {what}") from err
+        finally:
+            switch.under(None)
+        if not finite:
+            raise AdapterError("with it the model's logits are no numbers; is its scale right?")
+        return made
+
+    def _make_room(self, more_bytes: int, adapter_id: str, beside: Sequence[str]) -> None:
+        """Unmount what nobody uses until there is room for so much more. Raises AdapterError."""
+        in_use = {one.digest for held in self._uses for one in held.mounts}
+        stays = {adapter_id, *beside}
+        for other in list(self._mounted):
+            if self._held_bytes(adapter_id) + more_bytes <= self.max_bytes:
+                return
+            if other not in stays and self._mounted[other].mount.digest not in in_use:
+                self._forget(other)
+        held_bytes = self._held_bytes(adapter_id)
+        if held_bytes + more_bytes > self.max_bytes:
+            raise AdapterError(
+                f"it takes {more_bytes:,} bytes; {held_bytes:,} of the {self.max_bytes:,} that this model's "
+                "adapters may take are in use"
+            )
+
+    def _held_bytes(self, replaced: str) -> int:
+        """Of all arrays that are mounted or that a request uses; those that are to be replaced once they are
+        used no more."""
+        mounts = {one.mount.digest: one.mount for name, one in self._mounted.items() if name != replaced}
+        mounts |= {one.digest: one for held in self._uses for one in held.mounts}
+        return sum(one.size_bytes for one in mounts.values())
+
+    def _forget(self, adapter_id: str) -> None:
+        gone = self._mounted.pop(adapter_id).mount.digest
+        self._sets = {key: held for key, held in self._sets.items() if gone not in key}
