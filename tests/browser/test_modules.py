@@ -43,7 +43,7 @@ async def test_events_are_read_whatever_pieces_they_come_in(page: Page):
         None,
         {"event": "message", "data": "one\ntwo"},
         {"event": "x", "data": "y"},
-        {"event": "message", "data": "last"},
+        {"event": "message", "data": "last", "id": "7"},
     ]
     for size in (1, 2, 3, 7, len(stream)):
         pieces = [stream[i : i + size] for i in range(0, len(stream), size)]

@@ -17,6 +17,7 @@ const SOURCES = {
   pool: () => import("./pool/page.js").then((module) => module.PoolPage),
   models: () => import("./models/page.js").then((module) => module.ModelsPage),
   chat: () => import("./chat/page.js").then((module) => module.ChatPage),
+  jobs: () => import("./jobs/page.js").then((module) => module.JobsPage),
   logs: () => import("./logs/page.js").then((module) => module.LogsPage),
 };
 // By then the first page has drawn what the server told it.

@@ -1,10 +1,10 @@
 // One message: what was said, how the answer came about, and what can be done with it.
 
 import { html, useLayoutEffect, useRef, useState } from "../lib.js";
+import { copyText } from "../core/actions.js";
 import { count, percent, plural, rate, span } from "../core/format.js";
 import { useNow } from "../core/now.js";
 import { loadProgress, pool, workers } from "../core/state.js";
-import { attempt, say } from "../core/toasts.js";
 import { Markdown } from "../markdown/view.js";
 import { Progress } from "../parts/bits.js";
 import { Icon } from "../parts/icons.js";
@@ -16,7 +16,7 @@ export function Message({ message, busy, isLast, editing, onEdit, onCancel, onEd
       ${editing
         ? html`<${Editor} text=${message.content} onCancel=${onCancel} onDone=${onEdited} />`
         : html`<div class="bubble">${message.content}</div>
-          <div class="message-tools"><${Tool} icon="copy" label="Copy message" onClick=${() => copy(message.content)} />
+          <div class="message-tools"><${Tool} icon="copy" label="Copy message" onClick=${() => copyText(message.content)} />
             <${Tool} icon="edit" label="Edit message" disabled=${busy} onClick=${onEdit} /></div>`}
     </li>`;
   }
@@ -29,7 +29,7 @@ export function Message({ message, busy, isLast, editing, onEdit, onCancel, onEd
     <div class="message-foot">
       <${Figures} message=${message} />
       <div class="message-tools">
-        ${message.content && html`<${Tool} icon="copy" label="Copy answer" onClick=${() => copy(message.content)} />`}
+        ${message.content && html`<${Tool} icon="copy" label="Copy answer" onClick=${() => copyText(message.content)} />`}
         ${isLast && html`<${Tool} icon="retry" label="Retry" disabled=${busy} onClick=${onRetry} />`}
       </div>
     </div>
@@ -105,8 +105,4 @@ function Editor({ text, onDone, onCancel }) {
 
 function Tool({ icon, label, onClick, disabled = false }) {
   return html`<button type="button" class="icon-button" aria-label=${label} title=${label} disabled=${disabled} onClick=${onClick}><${Icon} name=${icon} /></button>`;
-}
-
-async function copy(text) {
-  if (await attempt(() => navigator.clipboard.writeText(text))) say("Copied");
 }

@@ -36,3 +36,12 @@ export function flushPrompts() {
     else throw new ApiFailure(503, "not_durable", `Not all prompts are on disk: ${report.missing ? `${plural(report.missing, "record")} missing` : "a worker does not answer"}`);
   });
 }
+
+/** Put a text into the clipboard. said: what to tell then. */
+export async function copyText(text, said = "Copied") {
+  const copied = await attempt(() => {
+    if (!navigator.clipboard) throw new Error("A browser lets a page copy only where its address is https or this machine's own.");
+    return navigator.clipboard.writeText(text);
+  });
+  if (copied) say(said);
+}

@@ -6,13 +6,11 @@
 // stream; the server says everything anew on connect, and what was there is replaced by it.
 
 import { batch, effect, signal, untracked } from "../lib.js";
-import { apiKey, needsKey, request } from "./api.js";
+import { apiKey, needsKey } from "./api.js";
 import { addLines } from "./log_lines.js";
-import { readEvents } from "./sse.js";
+import { listenTo } from "./sse.js";
 import * as state from "./state.js";
 
-// The server says something at least every 15 s; after this long the connection is taken for dead.
-const SILENCE_MS = 40_000;
 const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 10_000;
 // A glance at another tab should not cost a reconnect.
@@ -101,33 +99,11 @@ function sleep(ms) {
 /** One connection, until it ends. Rejects with why. opened: called when the server has said hello. */
 async function listen(abort, opened) {
   const name = untracked(() => logsWanted.value);
-  const stop = new AbortController();
-  const onAbort = () => stop.abort();
-  abort.addEventListener("abort", onAbort);
-  let silence = 0;
-  const alive = () => {
-    clearTimeout(silence);
-    silence = setTimeout(() => stop.abort(), SILENCE_MS);
-  };
-  alive();
-  try {
-    const response = await request(`api/events${name ? `?logs=${encodeURIComponent(name)}` : ""}`, {
-      signal: stop.signal,
-    });
-    const fresh = new Set();
-    for await (const event of readEvents(response)) {
-      if (abort.aborted) return;
-      alive();
-      if (event === null) continue;
-      if (event.event === "hello") opened();
-      take(event.event, JSON.parse(event.data), fresh);
-    }
-  } catch (err) {
-    if (err.name === "AbortError") throw new Error("the server went silent");
-    throw err;
-  } finally {
-    clearTimeout(silence);
-    abort.removeEventListener("abort", onAbort);
+  const fresh = new Set();
+  for await (const event of listenTo(`api/events${name ? `?logs=${encodeURIComponent(name)}` : ""}`, abort)) {
+    if (event === null) continue;
+    if (event.event === "hello") opened();
+    take(event.event, JSON.parse(event.data), fresh);
   }
 }
 

@@ -9,9 +9,14 @@ const ANSI = /\x1b\[[0-9;?]*[ -/]*[@-~]/g;
 
 let counter = 0;
 
+/** A line as it is to be read. */
+export function bare(line) {
+  return line.replace(ANSI, "");
+}
+
 /** Add lines of one model. repeated: they are the last ones the server has, some of them known here already. */
 export function addLines(model, lines, repeated) {
-  const texts = lines.map((line) => line.replace(ANSI, ""));
+  const texts = lines.map(bare);
   const known = logs.value.get(model) ?? [];
   const overlap = repeated ? overlapOf(known.map((line) => line.text), texts) : 0;
   const added = texts.slice(overlap).map((text) => ({ n: ++counter, model, text }));

@@ -3,7 +3,7 @@
 
 import { signal } from "../lib.js";
 
-export const PAGES = ["pool", "models", "chat", "logs"];
+export const PAGES = ["pool", "models", "chat", "jobs", "logs"];
 
 function parse() {
   const [path, query = ""] = location.hash.split("?", 2);

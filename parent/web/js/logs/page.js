@@ -1,6 +1,6 @@
 // What the workers write: one model's log or all of them, as it is written.
 
-import { Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../lib.js";
+import { html, useEffect, useMemo, useState } from "../lib.js";
 import { clearLines } from "../core/log_lines.js";
 import { connection, logsWanted } from "../core/live.js";
 import { go, route } from "../core/router.js";
@@ -8,12 +8,10 @@ import { logs, models } from "../core/state.js";
 import { count } from "../core/format.js";
 import { Empty } from "../parts/bits.js";
 import { Icon } from "../parts/icons.js";
+import { Lines } from "../parts/lines.js";
 import { Heading } from "../parts/shell.js";
 
 const ALL = "*";
-// Lines are drawn in groups: a group that is full is never drawn again.
-const GROUP_LINES = 100;
-const AT_END_PX = 24;
 
 /** The lines of one model, or of all in the order they came. */
 function linesOf(name) {
@@ -66,43 +64,4 @@ export function LogsPage() {
     <//>
     <p class="faint log-count">${text ? `${count(found.length)} of ${count(lines.length)} lines` : `${count(lines.length)} lines`}${held !== null ? " · paused" : ""}</p>
   </div>`;
-}
-
-function Lines({ lines, showModel, wrap, paused, children }) {
-  const box = useRef(null);
-  const follows = useRef(true);
-  useLayoutEffect(() => {
-    if (follows.current && !paused) box.current.scrollTop = box.current.scrollHeight;
-  });
-  const onScroll = ({ currentTarget: { scrollHeight, scrollTop, clientHeight } }) => {
-    follows.current = scrollHeight - scrollTop - clientHeight < AT_END_PX;
-  };
-  const groups = useMemo(() => grouped(lines), [lines]);
-  return html`<div class="log ${wrap ? "wrap" : ""}" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-live=${paused ? "off" : "polite"} aria-label="Log lines">
-    ${lines.length === 0 ? children : groups.map((group) => html`<${Group} key=${Math.floor(group[0].n / GROUP_LINES)} lines=${group} showModel=${showModel} />`)}
-  </div>`;
-}
-
-class Group extends Component {
-  shouldComponentUpdate({ lines, showModel }) {
-    const before = this.props;
-    return lines.length !== before.lines.length || lines.some((line, i) => line !== before.lines[i]) || showModel !== before.showModel;
-  }
-
-  render({ lines, showModel }) {
-    return html`<div class="log-group">
-      ${lines.map((line) => html`<div class="log-line" key=${line.n}>${showModel && html`<span class="log-model">${line.model}</span>`}<span class="log-text">${line.text}</span></div>`)}
-    </div>`;
-  }
-}
-
-/** Cut at fixed numbers, so that a group keeps its key and content while lines are added behind it. */
-function grouped(lines) {
-  const groups = [];
-  for (const line of lines) {
-    const last = groups.at(-1);
-    if (last && Math.floor(last[0].n / GROUP_LINES) === Math.floor(line.n / GROUP_LINES)) last.push(line);
-    else groups.push([line]);
-  }
-  return groups;
 }

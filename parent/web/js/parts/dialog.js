@@ -36,10 +36,10 @@ export function Dialog({ title, onClose, children, class: name = "", role }) {
 /** The question that is being asked; null for none. */
 const question = signal(null);
 
-/** Ask before something that can't be undone. Resolves to true or false. */
-export function confirm({ title, text, action }) {
+/** Ask before something that can't be undone. keep: the word for not doing it. Resolves to true or false. */
+export function confirm({ title, text, action, keep = "Cancel" }) {
   return new Promise((resolve) => {
-    question.value = { title, text, action, resolve };
+    question.value = { title, text, action, keep, resolve };
   });
 }
 
@@ -54,7 +54,7 @@ export function Confirmation() {
   return html`<${Dialog} title=${asked.title} role="alertdialog" class="small" onClose=${() => answer(false)}>
     <p class="dialog-text">${asked.text}</p>
     <div class="dialog-actions">
-      <button type="button" class="button" onClick=${() => answer(false)}>Cancel</button>
+      <button type="button" class="button" onClick=${() => answer(false)}>${asked.keep}</button>
       <button type="button" class="button danger" onClick=${() => answer(true)}>${asked.action}</button>
     </div>
   <//>`;

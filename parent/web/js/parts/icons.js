@@ -7,6 +7,7 @@ const PATHS = {
   pool: "M2 4.5h12v7H2zM5 2v2.5M8 2v2.5M11 2v2.5M5 11.5V14M8 11.5V14M11 11.5V14",
   models: "M2.5 5 8 2l5.5 3v6L8 14l-5.5-3zM2.5 5 8 8l5.5-3M8 8v6",
   chat: "M2 3h12v8H7l-3 3v-3H2z",
+  jobs: "M2.5 5.5h11v8h-11zM5.5 5.5v-3h5v3M2.5 9h11M8 8v2",
   logs: "M3 3.5h10M3 6.5h7M3 9.5h10M3 12.5h5",
   pin: "M5.5 2h5M6.5 2v4L4.5 9h7l-2-3V2M8 9v5",
   search: "M7 11.5a4.5 4.5 0 1 0 0-9 4.5 4.5 0 0 0 0 9zM10.5 10.5 14 14",

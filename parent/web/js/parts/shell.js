@@ -1,4 +1,4 @@
-// What is around every page: the bar with the four pages, the state of the connection, the theme.
+// What is around every page: the bar with the pages, the state of the connection, the theme.
 
 import { html, useEffect } from "../lib.js";
 import { apiKey, needsKey, useKey } from "../core/api.js";
@@ -9,7 +9,7 @@ import { linkTo, route } from "../core/router.js";
 import { nextTheme, theme } from "../core/theme.js";
 import { Icon } from "./icons.js";
 
-const TITLES = { pool: "Pool", models: "Models", chat: "Chat", logs: "Logs" };
+const TITLES = { pool: "Pool", models: "Models", chat: "Chat", jobs: "Jobs", logs: "Logs" };
 
 function Navigation() {
   return html`<nav class="nav" aria-label="Pages">

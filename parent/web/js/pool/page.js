@@ -8,6 +8,7 @@ import { go } from "../core/router.js";
 import { Empty, Waiting } from "../parts/bits.js";
 import { Icon } from "../parts/icons.js";
 import { ModelPicker } from "../parts/model_picker.js";
+import { RunningJob } from "../parts/running_job.js";
 import { Heading } from "../parts/shell.js";
 import { Budget } from "./budget.js";
 import { Prompts } from "./prompts.js";
@@ -29,7 +30,8 @@ export function PoolPage() {
   return html`<div class="page">
     <div class="page-head">
       <${Heading}>Pool<//>
-      <button type="button" class="button primary" onClick=${() => setPicking(true)}><${Icon} name="load" />Load a model</button>
+      <div class="page-actions"><${RunningJob} />
+        <button type="button" class="button primary" onClick=${() => setPicking(true)}><${Icon} name="load" />Load a model</button></div>
     </div>
     ${view === null
       ? html`<${Waiting} label="Waiting for the pool" />`

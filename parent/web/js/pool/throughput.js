@@ -1,26 +1,15 @@
 // Tokens per second over the last minutes, drawn by uPlot. All of it is fetched after the page is usable.
 
-import { html, useEffect, useLayoutEffect, useRef } from "../lib.js";
+import { html, useLayoutEffect } from "../lib.js";
 import { minute, rate } from "../core/format.js";
 import { useNow } from "../core/now.js";
 import { pool, poolAt } from "../core/state.js";
-import { styles } from "../core/styles.js";
-import { theme } from "../core/theme.js";
+import { colour, usePlot } from "../parts/plot.js";
 import { WINDOW_S, points, total } from "./history.js";
 
 const HEIGHT_PX = 120;
 // Tokens per second that the axis shows at least: an idle pool has a scale too.
 const LEAST_SCALE = 10;
-
-/** A colour of the stylesheet as the canvas understands it: resolved, for the theme in effect. */
-function colour(name) {
-  const probe = document.createElement("span");
-  probe.style.color = `var(${name})`;
-  document.body.append(probe);
-  const resolved = getComputedStyle(probe).color;
-  probe.remove();
-  return resolved;
-}
 
 function options(width) {
   const axis = { stroke: colour("--text-faint"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
@@ -43,39 +32,11 @@ function options(width) {
 }
 
 export function Throughput() {
-  const box = useRef(null);
-  const plot = useRef(null);
+  const [box, plot] = usePlot(options, () => points.peek());
   const rateNow = total(pool.value);
   // Busy, the window moves with each new point; idle, with the clock, as long as there is something in it to see.
   const moving = rateNow === 0 && points.value[1].some((value) => value > 0);
   const nowMs = useNow(moving, poolAt);
-
-  useEffect(() => {
-    let gone = false;
-    let resize;
-    const dark = matchMedia("(prefers-color-scheme: dark)");
-    const draw = (UPlot) => {
-      plot.current?.destroy();
-      plot.current = new UPlot(options(box.current.clientWidth), points.peek(), box.current);
-    };
-    let redraw = () => {};
-    const plotter = [import("../../vendor/uplot-1.6.32/uplot.js"), styles("vendor/uplot-1.6.32/uplot.css")];
-    Promise.all(plotter).then(([{ default: UPlot }]) => {
-      if (gone || !box.current) return;
-      redraw = () => draw(UPlot);
-      redraw();
-      dark.addEventListener("change", redraw);
-      resize = new ResizeObserver(([entry]) => plot.current?.setSize({ width: Math.floor(entry.contentRect.width), height: HEIGHT_PX }));
-      resize.observe(box.current);
-    }, () => {}); // the figure above the chart stands without it
-    return () => {
-      gone = true;
-      dark.removeEventListener("change", redraw);
-      resize?.disconnect();
-      plot.current?.destroy();
-      plot.current = null;
-    };
-  }, [theme.value]);
 
   // In the frame that is drawn anyway: an effect after it would be one more.
   useLayoutEffect(() => {

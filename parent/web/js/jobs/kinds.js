@@ -1,0 +1,44 @@
+// The kinds of job there are, GET /api/jobs/kinds, and what their fields can name.
+
+import { signal } from "../lib.js";
+import { call } from "../core/api.js";
+import { jobs } from "../core/state.js";
+
+/** [{name, summary, positional, gpu, schema}]; null until they came. */
+export const kinds = signal(null);
+
+/** Why they could not be read; empty where they could. */
+export const kindsFault = signal("");
+
+/** Read them now. */
+export async function readKinds() {
+  try {
+    kinds.value = (await call("GET", "api/jobs/kinds")).kinds;
+    kindsFault.value = "";
+  } catch (err) {
+    kindsFault.value = err.message;
+  }
+}
+
+/** Names that a field of an adapter or a dataset can hold; a person may type another. model: whose adapters. */
+export async function offers(source, model) {
+  if (source === "adapter") return adapters(model);
+  if (source === "dataset") return made("dataset");
+  return [];
+}
+
+async function adapters(model) {
+  try {
+    const { data } = await call("GET", `v1/adapters/available${model ? `?model=${encodeURIComponent(model)}` : ""}`);
+    return data.filter((one) => one.fits !== false).map((one) => one.id);
+  } catch {
+    // It can be typed; what is wrong with the model is said at the model.
+    return [];
+  }
+}
+
+/** Names of what jobs of a kind have made. */
+function made(kind) {
+  const done = [...jobs.value.values()].filter((job) => job.kind === kind && job.status === "done");
+  return [...new Set(done.map((job) => job.result?.name ?? job.config?.name).filter(Boolean))];
+}
