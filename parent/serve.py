@@ -29,9 +29,9 @@ from .edge.models import view_model
 from .edge.responses_background import interrupted
 from .edge.trace import Trace
 from .history.store import HistoryStore
-from .history.table import MIGRATIONS
 from .jobs.runner import Jobs
 from .library import Library
+from .migrations import MIGRATIONS
 from .pool.service import PoolService
 from .prompt_disk import clean_before_serving
 from .reload import Live, Reloader, switch_trace
@@ -65,11 +65,13 @@ async def serve(
         env=worker_environment(backend, os.environ),
         run_folder=folder,
     )
-    jobs = Jobs(settings, folder)
     live, trace = Live(settings), Trace()
     database = Database(settings.home / STATE_FILE, MIGRATIONS)
+    own_url = _own_url(listener)
+    jobs = Jobs(lambda: live.settings, folder, database, pool, backend, own_url=own_url)
     history = HistoryStore(database, lambda: live.settings.history)
     await history.open(interrupted)
+    await jobs.open()
     switch_trace(trace, settings)
     reloader = Reloader(live, read_again, library, pool, trace, history)
     hub = EventHub(
@@ -133,6 +135,14 @@ async def serve(
     await history.close()
     await database.close()
     trace.switch(None)
+
+
+def _own_url(listener: socket.socket) -> str:
+    """Where a process of this machine reaches the server."""
+    host, port = listener.getsockname()[:2]
+    # One that listens everywhere is reached on the machine's own address.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _tell_memory(budget: Budget) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from mlxpool.parent.cli import client
 from mlxpool.parent.cli.common import Failure, json_option, print_json, read_settings, settings_options
-from mlxpool.parent.jobs.kinds.pull import Pull, PullConfig
+from mlxpool.parent.jobs.kinds.pull import PullConfig, process_argv
 from mlxpool.parent.jobs.store import Job
 from mlxpool.shared.config import Settings
 from mlxpool.shared.job_lines import Done, Failed, Stage, read_line
@@ -98,7 +98,7 @@ def _as_own_process(config: PullConfig, settings: Settings, report: Report) -> d
     """Run the job's process under a tether of ours; interrupting closes it."""
     tether_read, tether = os.pipe()
     process = subprocess.Popen(
-        [*Pull().argv(config, settings), "--tether-fd", str(tether_read)],
+        [*process_argv(config, settings.home), "--tether-fd", str(tether_read)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         pass_fds=(tether_read,),

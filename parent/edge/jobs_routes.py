@@ -1,4 +1,4 @@
-"""`/api/jobs`: ask for long work, look at it, end it."""
+"""`/api/jobs`: ask for long work, look at it, end it. Its events: jobs_events.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from mlxpool.parent.jobs.runner import Jobs
+from mlxpool.parent.jobs.shape import shape_of
 from mlxpool.shared.errors import error
 from mlxpool.shared.text import cut
 
@@ -21,6 +22,17 @@ class JobBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: dict[str, Any] = {}
 
 
+class KindView(msgspec.Struct, frozen=True):
+    """A kind of job. positional: fields that its command takes as arguments. gpu: whether nothing else
+    computes while it runs. schema: of its config."""
+
+    name: str
+    summary: str
+    positional: tuple[str, ...]
+    gpu: bool
+    schema: dict[str, Any]
+
+
 class JobRoutes:
     """Handlers of the jobs."""
 
@@ -31,12 +43,20 @@ class JobRoutes:
         """POST /api/jobs: the new row, or that of the same job where one is under way."""
         try:
             body = msgspec.json.decode(await request.read(), type=JobBody)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
             raise error(
                 "invalid_request",
                 f'{cut(str(problem))}; use {{"kind": "pull", "config": {{"name": "org/name"}}}}',
             ) from None
-        return json_response(self._jobs.submit(body.kind, body.config), 202)
+        return json_response(await self._jobs.submit(body.kind, body.config), 202)
+
+    async def kinds(self, _: web.Request) -> web.Response:
+        """GET /api/jobs/kinds: what can be asked for, and what each kind takes."""
+        kinds = [
+            KindView(kind.name, kind.summary, kind.positional, kind.gpu, shape_of(kind.config))
+            for kind in self._jobs.kinds.values()
+        ]
+        return json_response({"kinds": kinds})
 
     async def rows(self, _: web.Request) -> web.Response:
         """GET /api/jobs, the newest first."""
@@ -58,6 +78,7 @@ def add_job_routes(app: web.Application, jobs: Jobs) -> None:
         [
             web.get("/api/jobs", routes.rows),
             web.post("/api/jobs", routes.submit),
+            web.get("/api/jobs/kinds", routes.kinds),
             web.get("/api/jobs/{id}", routes.row),
             web.post("/api/jobs/{id}/cancel", routes.cancel),
         ]

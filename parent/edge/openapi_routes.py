@@ -181,6 +181,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "post", "/api/jobs", "Ask for long work.", {202: Answer("its row", "Job")}, (503,), "JobBody",
     ),
+    Operation(
+        "get", "/api/jobs/kinds", "What can be asked for, and what each kind takes.",
+        {200: Answer("the kinds", "JobKinds")},
+    ),
     Operation("get", "/api/jobs/{id}", "One row.", {200: Answer("the row", "Job")}, (404,)),
     Operation("post", "/api/jobs/{id}/cancel", "End it.", {202: Answer("the row", "Job")}, (404,)),
     Operation(

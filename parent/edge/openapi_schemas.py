@@ -24,7 +24,7 @@ from mlxpool.shared.errors import STATUS_OF, Protocol, protocol_of
 from .cache_routes import CacheView
 from .count_tokens import TokenCount
 from .events import LogLines
-from .jobs_routes import JobBody
+from .jobs_routes import JobBody, KindView
 from .library_routes import LibraryView, Removed
 from .models import ModelPage, ModelView
 from .openapi_routes import EVENTS, JSON, OPERATIONS, Answer, Operation
@@ -37,8 +37,8 @@ SECURITY_SCHEMES = {
 
 _REFS = "#/components/schemas/{name}"
 _ANSWERS = (
-    CacheView, Difference, DrainReport, Figures, Job, JobBody, LibraryView, LogLines, ModelPage, ModelState,
-    ModelView, PoolView, Removed, TokenCount, UnloadBody,
+    CacheView, Difference, DrainReport, Figures, Job, JobBody, KindView, LibraryView, LogLines, ModelPage,
+    ModelState, ModelView, PoolView, Removed, TokenCount, UnloadBody,
 )  # fmt: skip
 # What any request can come to: a body or a header that can't be read, a key, a page's or a foreign host's
 # request, a body over the limit, a fault of ours.
@@ -264,6 +264,11 @@ _SMALL: dict[str, Any] = {
         "type": "object",
         "required": ["jobs"],
         "properties": {"jobs": {"type": "array", "items": _ref("Job")}},
+    },
+    "JobKinds": {
+        "type": "object",
+        "required": ["kinds"],
+        "properties": {"kinds": {"type": "array", "items": _ref("KindView")}},
     },
     "Deleted": {
         "type": "object",

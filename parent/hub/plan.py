@@ -19,6 +19,8 @@ from mlxpool.shared.units import format_size
 
 # Left free beside the model: a disk filled to its last byte stops more than this server.
 HEADROOM_BYTES = 256 * 2**20
+# In a pull's stage: what content each of its names has.
+PLAN_FILE = "pull.json"
 
 _WEIGHTS = re.compile(r"model[^/]*\.safetensors")
 # A shard's place in its set; a variant's name ("model.fp16.safetensors") comes before it.

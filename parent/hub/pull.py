@@ -25,11 +25,10 @@ from mlxpool.shared.staging import Manifest, ManifestFile, PullError
 
 from . import plan as plans
 from . import remote, transfer
-from .plan import Plan
+from .plan import PLAN_FILE, Plan
 
 # One connection seldom fills a fast line; more than a few only wait for each other.
 FILES_AT_ONCE = 4
-PLAN_FILE = "pull.json"
 
 # Called with the stage, bytes done and bytes in all, from any thread.
 Report = Callable[[str, int, int], None]

@@ -1,86 +1,149 @@
-"""Runs jobs, one at a time, first come first served; every change is a change of a row in the store.
+"""Runs jobs; every change is a change of a row in the store and, mostly, an event in the job's log.
 
-Everything here belongs to the event loop. A job that is asked for while the same one waits or runs is that
-one. Cancelling and the parent's own end are the same act: SIGTERM to the job's process group, SIGKILL after a
-grace; a row has ended only when the process is gone, so nothing a job writes comes after its row's end.
+Jobs wait in lines, first come first served: all that need the GPU in one, every other kind in its own. A GPU
+job is queued until the pool has lent it the GPU, and gives it back when its process is gone; then its row
+ends, so nothing a job does comes after its row's end. A job that is asked for while the same one waits or
+runs is that one. Cancelling and the server's own end are the same act: a job that waits gives up its place,
+one that runs gets SIGTERM to its process group, and SIGKILL after a grace.
+
+Everything here belongs to the event loop; what kinds have to say is asked on threads, for they read files.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from mlxpool.parent.database import Database
+from mlxpool.parent.library import Library
+from mlxpool.shared.backend import Backend, worker_environment
 from mlxpool.shared.config import Settings
-from mlxpool.shared.errors import error
+from mlxpool.shared.errors import ApiError, error
 from mlxpool.shared.job_lines import Done, Failed, Line, Stage
 from mlxpool.shared.text import cut
 
-from .kinds import KINDS, Kind
+from .boot import clean_stages, sweep_logs
+from .gpu import Gpu
+from .keeping import JobKeeper
+from .kinds import KINDS
+from .kinds.kind import Here, Kind, Needs
+from .log import MAX_LINE_CHARS, Cancelled, Interrupted, JobLogs, Started
 from .process import JobProcess
+from .reading import read_config, refusal
 from .store import Job, JobStore
 
 logger = logging.getLogger("mlxpool.jobs")
 
+LOGS_FOLDER = "jobs"
+# A page that asks again and again by mistake.
+MAX_WAITING = 100
+_GPU_LINE = "gpu"
+# Modules of processes that compute; they need what a worker's environment has.
+_COMPUTING = "mlxpool.worker."
 
-# What a kind says of its config holds advice; what a client sent in it may be as long as a body.
-MAX_PROBLEM_CHARS = 300
+
+class _Run:
+    """A job that has not ended. task: what leads it, from its turn on; process: while there is one."""
+
+    def __init__(self, job: Job, kind: Kind, config: msgspec.Struct) -> None:
+        self.job_id = job.id
+        self.kind = kind
+        self.config = config
+        self.task: asyncio.Task[None] | None = None
+        self.process: JobProcess | None = None
+        self.cancelled: str | None = None
+        self.last: Done | Failed | None = None
 
 
 class Jobs:
-    """The jobs of a running parent. Create inside the running loop; `close` before it ends."""
+    """The jobs of a running parent. `open` before the first, `close` before the loop ends."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: Callable[[], Settings],
         run_folder: Path,
+        database: Database,
+        gpu: Gpu,
+        backend: Backend,
         *,
+        own_url: str = "",
         env: Mapping[str, str] | None = None,
-        kinds: Mapping[str, Kind] = KINDS,
+        kinds: Sequence[Kind] = KINDS,
     ) -> None:
+        """settings: as they are now. own_url: the server's address. env: the server's own where None."""
+        self.kinds = {kind.name: kind for kind in kinds}
         self.store = JobStore()
         self.subscribe = self.store.subscribe
+        self.logs = JobLogs(settings().home / LOGS_FOLDER)
         self._settings = settings
         self._run_folder = run_folder
+        self._keeper = JobKeeper(database, self.store)
+        self._gpu = gpu
+        self._backend = backend
+        self._own_url = own_url
         self._env = dict(os.environ if env is None else env)
-        self._kinds = kinds
-        self._waiting: deque[tuple[Job, list[str]]] = deque()
-        self._task: asyncio.Task[None] | None = None
-        self._running: tuple[str, JobProcess] | None = None
-        self._cancelled: dict[str, str] = {}
+        self._runs: dict[str, _Run] = {}
+        self._lines: dict[str, deque[_Run]] = {}
+        self._working: dict[str, asyncio.Task[None]] = {}
         self._closed = False
 
-    def submit(self, kind: str, config: object) -> Job:
+    async def open(self) -> None:
+        """Take over what a predecessor left: its rows, the unended ones as interrupted, and none of its
+        stages."""
+        is_read = await self._keeper.open()
+        forget = self.store.forgotten
+
+        def forgotten(job_id: str) -> None:
+            forget(job_id)
+            self.logs.forget(job_id)
+
+        self.store.forgotten = forgotten
+        for row in reversed(self.store.rows()):
+            if row.active:
+                reason = f"the server ended while it {'ran' if row.status == 'running' else 'waited'}"
+                self.logs.say(row.id, Interrupted(reason))
+                self.store.end(row.id, "interrupted", message="interrupted", error=reason)
+        self.store.forget()
+        await asyncio.to_thread(clean_stages, self._settings().home)
+        if is_read:
+            known = {row.id for row in self.store.rows()}
+            await asyncio.to_thread(sweep_logs, self._settings().home / LOGS_FOLDER, known)
+
+    async def submit(self, kind_name: str, raw: Mapping[str, Any]) -> Job:
         """The row of a new job, or of the same one where it is under way. Raises ApiError."""
-        if kind not in self._kinds:
-            raise error(
-                "invalid_request",
-                f"kind is {cut(kind)!r}; use one of: {', '.join(self._kinds)}",
-                param="kind",
-            )
-        if self._closed:
-            raise error("shutting_down", "the server is stopping; ask again when it is back")
-        try:
-            read = msgspec.convert(config, self._kinds[kind].config)
-        except msgspec.ValidationError as problem:
-            raise error(
-                "invalid_request", f"config: {cut(str(problem), MAX_PROBLEM_CHARS)}", param="config"
-            ) from None
-        plain: dict[str, Any] = msgspec.to_builtins(read)
-        known = self.store.find_active(kind, plain)
-        # One that is being cancelled is no longer what is asked for.
-        if known is not None and known.id not in self._cancelled:
-            return known
-        job = self.store.add(kind, plain)
-        self._waiting.append((job, self._kinds[kind].argv(read, self._settings)))
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._work())
+        kind = self.kinds.get(kind_name)
+        if kind is None:
+            known = ", ".join(self.kinds)
+            raise error("invalid_request", f"kind is {cut(kind_name)!r}; use one of: {known}", param="kind")
+        self._refuse_when_closed()
+        config = read_config(kind.config, raw)
+        if isinstance(config, list):
+            raise refusal(config)
+        plain: dict[str, Any] = msgspec.to_builtins(config)
+        known_job = self._find_active(kind_name, plain)
+        if known_job is not None:
+            return known_job
+        faults = await asyncio.to_thread(lambda: kind.faults(config, self._here()))
+        if faults:
+            raise refusal(faults)
+        # The files were looked at on a thread: somebody may have asked the same meanwhile.
+        self._refuse_when_closed()
+        known_job = self._find_active(kind_name, plain)
+        if known_job is not None:
+            return known_job
+        if sum(run.task is None for run in self._runs.values()) >= MAX_WAITING:
+            raise error("queue_full", f"{MAX_WAITING} jobs wait already, the limit", retry_after_s=60)
+        job = self.store.add(kind_name, plain)
+        self._enqueue(_Run(job, kind, config))
         return job
 
     def find(self, job_id: str) -> Job:
@@ -91,56 +154,142 @@ class Jobs:
         return job
 
     def cancel(self, job_id: str, why: str = "cancelled") -> Job:
-        """End a job; one that has ended stays as it is. What it has staged is kept. Raises ApiError 404."""
-        job = self.find(job_id)
-        if job.status == "queued":
-            self._waiting = deque(entry for entry in self._waiting if entry[0].id != job_id)
-            self.store.end(job_id, "cancelled", message=why)
-        elif self._running is not None and self._running[0] == job_id:
-            self._cancelled[job_id] = why
-            self._running[1].stop()
+        """End a job; one that has ended stays as it is. Raises ApiError 404."""
+        self.find(job_id)
+        run = self._runs.get(job_id)
+        if run is not None and run.cancelled is None:
+            run.cancelled = why
+            if run.task is None:
+                self._end_cancelled(run)
+            elif run.process is not None:
+                run.process.stop()
+            elif self.store.get(job_id).status == "queued":  # type: ignore[union-attr]
+                run.task.cancel()
         return self.find(job_id)
 
     async def close(self) -> None:
-        """End every job and wait until no process is left."""
+        """End every job and wait until no process is left and everything is written."""
         self._closed = True
-        for job in self.store.rows():
-            self.cancel(job.id, "the server stopped")
-        if self._task is not None:
-            await self._task
+        for job_id in list(self._runs):
+            self.cancel(job_id, "the server stopped")
+        while self._working:
+            await asyncio.wait(self._working.values())
+        await self.logs.close()
+        await self._keeper.close()
 
-    async def _work(self) -> None:
-        while self._waiting:
-            job, argv = self._waiting.popleft()
-            await self._run(job.id, argv)
-        self._task = None
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise error("shutting_down", "the server is stopping; ask again when it is back")
 
-    async def _run(self, job_id: str, argv: list[str]) -> None:
-        last: list[Done | Failed] = []
+    def _find_active(self, kind: str, config: dict[str, Any]) -> Job | None:
+        job = self.store.find_active(kind, config)
+        # One that is being cancelled is no longer what is asked for.
+        return None if job is None or self._runs[job.id].cancelled is not None else job
 
-        def hear(line: Line) -> None:
-            if isinstance(line, Stage):
-                self.store.progress(job_id, line.progress, f"{line.name} {line.message}".strip())
-            elif isinstance(line, Done | Failed):
-                last.append(line)
+    def _here(self, job_id: str = "") -> Here:
+        """Made anew for each look: what it holds is one thread's."""
+        settings = self._settings()
+        return Here(settings, Library(settings), self._backend, self._own_url, job_id)
 
-        process = JobProcess(hear)
-        self._running = job_id, process
-        self.store.start(job_id)
+    def _enqueue(self, run: _Run) -> None:
+        name = _GPU_LINE if run.kind.gpu else f"kind {run.kind.name}"
+        self._runs[run.job_id] = run
+        self._lines.setdefault(name, deque()).append(run)
+        if name not in self._working:
+            self._working[name] = asyncio.get_running_loop().create_task(self._work(name))
+
+    async def _work(self, name: str) -> None:
+        line = self._lines[name]
         try:
-            crashed = await process.run(argv, self._env, self._run_folder)
-        except OSError as problem:
-            crashed = f"it could not be started: {problem}"
-        self._running = None
-        outcome = last[-1] if last else None
-        if isinstance(outcome, Done):
+            while line:
+                run = line.popleft()
+                if run.cancelled is None:
+                    run.task = asyncio.get_running_loop().create_task(self._lead(run))
+                    await asyncio.wait([run.task])
+        finally:
+            del self._working[name]
+
+    async def _lead(self, run: _Run) -> None:
+        """A job from its turn to its end. Never raises."""
+        crashed: str | None = None
+        try:
+            needs, argv, env = await asyncio.to_thread(self._prepare, run)
+            async with self._lent(run, needs):
+                crashed = await self._process(run, argv, env)
+        except asyncio.CancelledError:
+            run.cancelled = run.cancelled or "cancelled"
+        except ApiError as refused:
+            run.last = run.last or Failed(refused.message)
+        except Exception as problem:
+            logger.exception("job %s", run.job_id)
+            crashed = f"a fault of the server's: {type(problem).__name__}: {problem}"
+        self._end(run, crashed)
+
+    def _prepare(self, run: _Run) -> tuple[Needs, list[str], dict[str, str]]:
+        """What the job needs, and its process. On a thread."""
+        here = self._here(run.job_id)
+        needs = run.kind.needs(run.config, here)
+        argv = run.kind.argv(run.config, here)
+        computes = any(word.startswith(_COMPUTING) for word in argv)
+        env = worker_environment(self._backend, self._env) if computes else dict(self._env)
+        # So that a line is heard when it is said.
+        return needs, argv, {**env, "PYTHONUNBUFFERED": "1", **run.kind.env(run.config, here)}
+
+    def _lent(self, run: _Run, needs: Needs) -> AbstractAsyncContextManager[None]:
+        if not needs.gpu:
+            return contextlib.nullcontext()
+        self.store.progress(run.job_id, 0.0, "waits for the GPU")
+        return self._gpu.exclusive(_holder(run), needs.memory_bytes)
+
+    async def _process(self, run: _Run, argv: list[str], env: dict[str, str]) -> str | None:
+        """Run it to its end. How it ended where that was no exit with 0."""
+        if run.cancelled is not None:
+            return None
+        self.logs.say(run.job_id, Started())
+        self.store.start(run.job_id)
+        run.process = JobProcess(lambda line: self._hear(run, line))
+        try:
+            return await run.process.run(argv, env, self._run_folder)
+        except (OSError, ValueError) as problem:
+            return f"it could not be started: {problem}"
+        finally:
+            run.process = None
+
+    def _hear(self, run: _Run, line: Line) -> None:
+        if isinstance(line, Done | Failed):
+            # Its event is told with the row's end: nothing may come after it.
+            run.last = line
+            return
+        self.logs.say(run.job_id, line)
+        if isinstance(line, Stage):
+            message = cut(f"{line.name} {line.message}".strip(), MAX_LINE_CHARS)
+            self.store.progress(run.job_id, line.progress, message)
+
+    def _end(self, run: _Run, crashed: str | None) -> None:
+        if isinstance(run.last, Done):
             # Also where it was to be cancelled: it was faster.
-            self._cancelled.pop(job_id, None)
-            self.store.end(job_id, "done", message="done", result=outcome.result)
-        elif job_id in self._cancelled:
-            self.store.end(job_id, "cancelled", message=self._cancelled.pop(job_id))
+            del self._runs[run.job_id]
+            self.logs.say(run.job_id, run.last)
+            self.store.end(run.job_id, "done", message="done", result=run.last.result)
+        elif run.cancelled is not None:
+            self._end_cancelled(run)
         else:
             ended = f"the job's process ended: {crashed or 'without a result'}"
-            reason = outcome.error if isinstance(outcome, Failed) else ended
-            logger.warning("job %s failed: %s", job_id, reason)
-            self.store.end(job_id, "failed", message="failed", error=reason)
+            reason = cut(run.last.error if run.last is not None else ended, MAX_LINE_CHARS)
+            logger.warning("job %s failed: %s", run.job_id, reason)
+            del self._runs[run.job_id]
+            self.logs.say(run.job_id, Failed(reason))
+            self.store.end(run.job_id, "failed", message="failed", error=reason)
+
+    def _end_cancelled(self, run: _Run) -> None:
+        assert run.cancelled is not None
+        del self._runs[run.job_id]
+        self.logs.say(run.job_id, Cancelled(run.cancelled))
+        self.store.end(run.job_id, "cancelled", message=run.cancelled)
+
+
+def _holder(run: _Run) -> str:
+    """Who holds the GPU, for people: the kind and the first thing it is about."""
+    fields = run.kind.positional
+    what = getattr(run.config, fields[0], "") if fields else ""
+    return f"{run.kind.name} {cut(str(what))}".strip()

@@ -1,28 +1,31 @@
 """The rows of all jobs, in memory: what was asked, how far it is, how it ended.
 
 The store owns its rows and is used by one thread, the parent's event loop. A row is never changed, only
-replaced, so whoever was handed one may keep it. Subscribers hear of every replacement, in order. Ended rows
-beyond a limit are forgotten, oldest first; rows that still run never are.
+replaced, so whoever was handed one may keep it. Subscribers hear of every replacement, in order; the file
+that rows outlive the server in is one of them (keeping.py). Ended rows beyond a limit are forgotten, oldest
+first; rows that still run never are.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import msgspec
 
-Status = Literal["queued", "running", "done", "failed", "cancelled"]
-ENDED: frozenset[Status] = frozenset({"done", "failed", "cancelled"})
+Status = Literal["queued", "running", "done", "failed", "cancelled", "interrupted"]
+End = Literal["done", "failed", "cancelled", "interrupted"]
+ENDED: frozenset[Status] = frozenset({"done", "failed", "cancelled", "interrupted"})
 
-# A page shows the recent ones; a client that asks for its own row does so within minutes.
-MAX_ENDED_ROWS = 100
+# A page shows the recent ones, a person looks for one of last week's; their logs are what costs.
+MAX_ENDED_ROWS = 200
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One job. progress: 0 to 1. created, started, ended: unix seconds. error: set where it failed."""
+    """One job. progress: 0 to 1. created, started, ended: unix seconds. error: set where it failed or was
+    interrupted."""
 
     id: str
     kind: str
@@ -49,9 +52,15 @@ class JobStore:
     """Rows by id, in the order of their creation."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
-        self._now = now
+        self.now = now
+        # Called with the id of a row that was forgotten.
+        self.forgotten: Callable[[str], None] = lambda _: None
         self._rows: dict[str, Job] = {}
         self._subscribers: list[Subscriber] = []
+
+    def load(self, rows: Iterable[Job]) -> None:
+        """Rows of before, oldest first. Nobody is told."""
+        self._rows = {row.id: row for row in rows}
 
     def rows(self) -> list[Job]:
         """Every row, the newest first."""
@@ -61,23 +70,28 @@ class JobStore:
         return self._rows.get(job_id)
 
     def find_active(self, kind: str, config: dict[str, Any]) -> Job | None:
-        """A job of this kind and configuration that has not ended."""
-        same = (job for job in self._rows.values() if (job.kind, job.config) == (kind, config))
+        """The newest job of this kind and configuration that has not ended."""
+        same = (job for job in self.rows() if (job.kind, job.config) == (kind, config))
         return next((job for job in same if job.active), None)
 
     def add(self, kind: str, config: dict[str, Any]) -> Job:
         """A new queued row."""
         job_id = f"job_{secrets.token_hex(8)}"
-        job = Job(job_id, kind, config, "queued", 0.0, "waiting", None, None, self._now(), None, None)
+        job = Job(job_id, kind, config, "queued", 0.0, "waiting", None, None, self.now(), None, None)
+        self._put(job)
+        self.forget()
+        return job
+
+    def forget(self) -> None:
+        """Ended rows that are too many."""
         ended = [row.id for row in self._rows.values() if not row.active]
         for old in ended[: max(0, len(ended) - MAX_ENDED_ROWS)]:
             del self._rows[old]
-        self._put(job)
-        return job
+            self.forgotten(old)
 
     def start(self, job_id: str) -> None:
         """It runs from now on."""
-        self._replace(job_id, status="running", message="starting", started=self._now())
+        self._replace(job_id, status="running", message="starting", started=self.now())
 
     def progress(self, job_id: str, progress: float, message: str) -> None:
         """How far it is."""
@@ -86,7 +100,7 @@ class JobStore:
     def end(
         self,
         job_id: str,
-        status: Literal["done", "failed", "cancelled"],
+        status: End,
         *,
         message: str,
         result: dict[str, Any] | None = None,
@@ -101,7 +115,7 @@ class JobStore:
                 message=message,
                 result=result,
                 error=error,
-                ended=self._now(),
+                ended=self.now(),
                 **changes,
             )
 

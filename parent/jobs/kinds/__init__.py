@@ -1,25 +1,11 @@
-"""The kinds of job there are. A kind is a name, the shape of its configuration, and a command line."""
+"""The kinds of job there are. A new one is a module here and a line in `KINDS`."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-import msgspec
-
-from mlxpool.shared.config import Settings
-
+from .kind import Kind
 from .pull import Pull
 
-
-class Kind(Protocol):
-    """One kind of job."""
-
-    @property
-    def config(self) -> type[msgspec.Struct]:
-        """What it is configured with; reading it validates it."""
-
-    def argv(self, config: Any, settings: Settings) -> list[str]:
-        """The process that does it, but for its tether. It speaks `jobs/lines.py` on stdout."""
-
-
-KINDS: dict[str, Kind] = {"pull": Pull()}
+# The order is that of forms and documents.
+KINDS: tuple[Kind, ...] = (
+    Pull(),
+)  # fmt: skip

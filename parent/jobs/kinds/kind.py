@@ -36,7 +36,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 class Needs(msgspec.Struct, frozen=True):
     """What a job needs of the machine. gpu: nothing else may compute meanwhile, so it runs under an exclusive
-    lease. memory_bytes: at its peak; models that are idle make way for it."""
+    lease; of kinds with `gpu` alone. memory_bytes: at its peak; models that are idle make way for it."""
 
     gpu: bool = False
     network: bool = False
@@ -68,6 +68,11 @@ class Kind(Protocol):
     @property
     def summary(self) -> str:
         """One sentence for people: help of the command, head of the form."""
+
+    @property
+    def gpu(self) -> bool:
+        """Whether its jobs run under an exclusive lease: all kinds that do take turns in one line, every
+        other kind has a line of its own."""
 
     @property
     def positional(self) -> tuple[str, ...]:
