@@ -75,10 +75,10 @@ def load(folder: Path, progress: Callable[[int, int], None]) -> Loaded:
     own_code = found.config.get("model_file")
     if own_code is not None:
         raise LoadError(f"config.json wants {own_code!r} of the folder run as code, which is never done here")
-    with _reasons(found.model_type):
+    with reasons(found.model_type):
         model, _ = load_model(folder, lazy=True)
         if backend() == "cpu":
-            _to_float32(model)
+            to_float32(model)
             cpu_attention.install()
         weights_bytes = _evaluate(model, progress)
         dtypes = [value.dtype for _, value in tree_flatten(model.parameters())]
@@ -101,7 +101,7 @@ def load(folder: Path, progress: Callable[[int, int], None]) -> Loaded:
 
 
 @contextlib.contextmanager
-def _reasons(model_type: str) -> Iterator[None]:
+def reasons(model_type: str) -> Iterator[None]:
     """What mlx-lm and MLX raise while a model is built, as a LoadError that says where to look."""
     try:
         yield
@@ -118,7 +118,7 @@ def _reasons(model_type: str) -> Iterator[None]:
         raise LoadError(text) from err
 
 
-def _to_float32(model: nn.Module) -> None:
+def to_float32(model: nn.Module) -> None:
     """Every floating weight as float32, quantised ones dequantised; all of it lazy."""
     for _, module in model.named_modules():
         if "scales" in module and module["scales"].dtype in (mx.float16, mx.bfloat16):

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from .evaluate import Evaluate
+from .finetune import Finetune
+from .fuse import Fuse
 from .kind import Kind
 from .pull import Pull
+from .quantize import Quantize
 
 # The order is that of forms and documents.
 KINDS: tuple[Kind, ...] = (
     Pull(),
+    Quantize(),
+    Finetune(),
+    Fuse(),
+    Evaluate(),
 )  # fmt: skip

@@ -1,0 +1,26 @@
+"""What kinds that compute with a model share: they run alone on the GPU, and their process is one of ours."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import msgspec
+
+from .kind import Here
+
+
+class Computing:
+    """To be a kind's base: its jobs are `python -m mlxpool.worker.jobs NAME`."""
+
+    name = ""
+    gpu = True
+
+    def env(self, _config: object, _here: Here) -> Mapping[str, str]:
+        """Nothing: every process of a worker's module gets what MLX needs."""
+        return {}
+
+    def command(self, task: msgspec.Struct) -> list[str]:
+        """The process for a task of shared/job_tasks.py."""
+        told = msgspec.json.encode(task).decode()
+        return [sys.executable, "-m", "mlxpool.worker.jobs", self.name, "--task", told]
