@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from mlxpool.parent import folders, hf_cache, hints
-from mlxpool.shared import checkpoint, errors, memory
+from mlxpool.shared import adapters, checkpoint, errors, memory
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.config import ModelSettings, Settings
 from mlxpool.shared.model_facts import ModelFacts, model_facts
@@ -43,6 +43,13 @@ class LibraryModel(msgspec.Struct, frozen=True):
     path: Path
     source: str
     settings: ModelSettings
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """What a request's name means. adapter: of `model:adapter`, as `adapters.read_set` reads it."""
+
+    model: LibraryModel
+    adapter: str | None = None
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -77,6 +84,7 @@ class Library:
         ]
         cache = hf_cache.location(os.environ) if hf_cache_folder is None else hf_cache_folder
         self._hf_cache = hf_cache.HfCache(cache)
+        self.adapters = settings.home / adapters.ADAPTERS_FOLDER
         self._seen: tuple[folders.Times, list[folders.Found]] | None = None
         self._models: dict[str, LibraryModel] = {}
         self._shadowed: dict[str, list[Path]] = {}
@@ -108,7 +116,18 @@ class Library:
         return self._scan().get(name)
 
     def resolve(self, asked: str | None) -> LibraryModel:
-        """The model a request means: exact name, exact alias, longest matching pattern, or the default.
+        """The model a request means; see `resolved`."""
+        return self.resolved(asked).model
+
+    def folders(self) -> list[Path]:
+        """Where models are found, and where the settings say that some are."""
+        return [root for root, _ in self._roots] + [
+            Path(own.path) for own in self._settings.models.values() if own.path
+        ]
+
+    def resolved(self, asked: str | None) -> Resolved:
+        """The model a request means, and with which adapters: exact name, exact alias, `model:adapter`,
+        longest matching pattern, or the default. An alias may lead to `model:adapter`.
 
         Raises ApiError invalid_request where nothing was asked for and there is no default,
         model_not_found where nothing answers to the name.
@@ -122,16 +141,39 @@ class Library:
                     param="model",
                 )
             asked = self._settings.defaults.model
-        target = self._alias_target(asked)
-        found = self._scan().get(asked) or (self._scan().get(target) if target else None)
+        models = self._scan()
+        if asked in models:
+            return Resolved(models[asked])
+        target = self._alias_target(asked, patterns=False)
+        if target is None:
+            adapted = self._adapted(asked)
+            if adapted is not None:
+                return adapted
+            target = self._alias_target(asked)
+        name = asked if target is None else target
+        found = Resolved(models[name]) if name in models else None if target is None else self._adapted(name)
         if found is None:
             led = f" (alias of {cut(asked)!r})" if target else ""
             raise errors.error(
                 "model_not_found",
-                f"no model {cut(target or asked)!r}{led} on this server; {self._some_names(target or asked)}",
+                f"no model {cut(name)!r}{led} on this server; {self._some_names(name)}",
                 param="model",
             )
         return found
+
+    def _adapted(self, name: str) -> Resolved | None:
+        """What `model:adapter` means, where there are such a model, or an alias of one, and such adapters."""
+        of, colon, said = name.rpartition(":")
+        if not colon or len(name) > MAX_ASKED_CHARS:
+            return None
+        model = self._scan().get(of) or self._scan().get(self._alias_target(of, patterns=False) or "")
+        try:
+            ids = adapters.read_set(said)
+        except ValueError:
+            return None
+        if model is None or not all((self.adapters / adapter_id).is_dir() for adapter_id in ids):
+            return None
+        return Resolved(model, said)
 
     def describe(self, model: LibraryModel, backend: Backend, limit_bytes: int | None) -> Description:
         """The plan of one model within `limit_bytes`, or what is wrong with its folder. Never raises."""
@@ -194,13 +236,15 @@ class Library:
             prefill_chunk=model.settings.prefill_chunk,
         )
 
-    def _alias_target(self, asked: str) -> str | None:
+    def _alias_target(self, asked: str, patterns: bool = True) -> str | None:
         """Where the aliases lead: an exact one first, else the pattern with the most literal characters."""
         aliases = self._settings.aliases
         if len(asked) > MAX_ASKED_CHARS:
             return None
         if asked in aliases and "*" not in asked:
             return aliases[asked]
+        if not patterns:
+            return None
         matching = [pattern for pattern in aliases if "*" in pattern and _matches(pattern, asked)]
         if not matching:
             return None
@@ -208,6 +252,9 @@ class Library:
 
     def _some_names(self, name: str) -> str:
         """The names nearest to `name`, else some of those there are."""
+        of, colon, _ = name.rpartition(":")
+        if colon and of in self._scan():
+            return f"model {cut(of)!r} is here; {adapters.some(adapters.listing(self.adapters))}"
         known = [*self.names(), *(alias for alias in self._settings.aliases if "*" not in alias)]
         if not known:
             pull = hints.command("pull starter", self._settings.home)

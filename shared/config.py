@@ -209,6 +209,10 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reasoning_parser: Annotated[
         str | None, Key(v.REASONING_FAMILY, "Unset: told from the model's chat template and vocabulary.")
     ] = None
+    adapters: Annotated[
+        str | None,
+        Key(v.ADAPTERS, 'Unset: the model as it is. A request\'s `adapter: "none"` switches it off.'),
+    ] = None
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -224,7 +228,7 @@ _ALL_SECTIONS = [*SECTIONS, "aliases", "models"]
 _LATER_SECTIONS = {"colibri"}
 _COLIBRI_KEYS = {"slots", "io", "prefetch", "overlap", "mtp", "reserve"}
 _LATER_KEYS = {
-    "models": {"kv_bits", "kv_budget", "draft", "adapters", "experts"} | _COLIBRI_KEYS,
+    "models": {"kv_bits", "kv_budget", "draft", "experts"} | _COLIBRI_KEYS,
 }
 
 

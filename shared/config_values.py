@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from mlxpool.shared import adapters
 from mlxpool.shared.families import NO_FAMILY, REASONING_FAMILY_NAMES, TOOL_FAMILY_NAMES
 from mlxpool.shared.text import is_unicode
 from mlxpool.shared.units import parse_budget, parse_duration, parse_size
@@ -184,6 +185,14 @@ def _ttl(raw: Any) -> float:
 
 _DURATION_SCHEMA = {"type": ["number", "string"], "minimum": 0}
 
+
+def _adapters(raw: Any) -> object:
+    if not isinstance(raw, str):
+        raise ValueError
+    adapters.read_set(raw)
+    return raw
+
+
 HOST = Kind(
     _checked(str, lambda text: bool(_HOST_NAME.fullmatch(text))),
     "an address or a host name, like 127.0.0.1",
@@ -237,6 +246,11 @@ TOP_K = _whole(0, None, "a whole number, 0 (off) or more")
 FLAG = Kind(_checked(bool, lambda _: True), "true or false", {"type": "boolean"}, _flag_text)
 TOOL_FAMILY = _one_of(TOOL_FAMILY_NAMES)
 REASONING_FAMILY = _one_of(REASONING_FAMILY_NAMES)
+ADAPTERS = Kind(
+    _adapters,
+    'an adapter\'s id, or several joined with +, like "a+b"',
+    {"type": "string", "minLength": 1},
+)
 PATH = Kind(_checked(str, bool), "the path of a folder", {"type": "string", "minLength": 1})
 MODEL_NAME = Kind(
     _checked(str, is_model_name),

@@ -17,6 +17,7 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
+from mlxpool.parent.adapters import Shelf
 from mlxpool.parent.history.store import HistoryStore
 from mlxpool.parent.jobs.runner import Jobs
 from mlxpool.parent.library import Library
@@ -26,6 +27,7 @@ from mlxpool.shared.errors import ApiError, error
 from mlxpool.shared.text import cut
 
 from . import security
+from .adapter_routes import add_adapter_routes
 from .cache_routes import add_cache_routes
 from .config_routes import ConfigRoutes
 from .count_tokens import CountTokens
@@ -74,7 +76,9 @@ def make_app(parts: Parts) -> web.Application:
     relay = Relay(pool, library, observed, parts.trace)
     counting = CountTokens(library)
     app.on_cleanup.append(counting.close)
-    listing, pools, model = ModelListing(pool, library), PoolRoutes(pool, library), ModelRoutes(pool, library)
+    shelf = Shelf(library.adapters)
+    listing = ModelListing(pool, library, shelf)
+    pools, model = PoolRoutes(pool, library), ModelRoutes(pool, library)
     events = EventRoutes(
         parts.hub, parts.jobs.store.rows, partial(pool.last_log_lines, count=LOG_HISTORY_LINES), library.names
     )
@@ -106,6 +110,7 @@ def make_app(parts: Parts) -> web.Application:
         ]
     )
     add_response_routes(app, relay, library, parts.history, MAX_BODY_BYTES)
+    add_adapter_routes(app, pool, library, shelf)
     add_library_routes(app, pool, library)
     add_cache_routes(app, pool)
     add_job_routes(app, parts.jobs)

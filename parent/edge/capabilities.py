@@ -46,7 +46,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     vision: bool = False
     audio: bool = False
     embeddings: bool = False
-    adapters: bool = False
+    adapters: bool = True
     speculation: bool = False
     batch: bool
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from mlxpool.parent.adapters import Shelf
 from mlxpool.parent.library import Library, LibraryModel
 from mlxpool.parent.pool.service import PoolService
 from mlxpool.shared.control import Phase
@@ -26,7 +27,8 @@ from .reply import client_protocol, json_response
 
 class ModelView(msgspec.Struct, frozen=True, omit_defaults=False):
     """One entry of `/v1/models`. created, created_at: the folder's last change, in unix seconds and as RFC
-    3339. max_input_tokens, max_tokens: the context window and the longest answer by Anthropic's names."""
+    3339. max_input_tokens, max_tokens: the context window and the longest answer by Anthropic's names.
+    adapter: of an entry `model:adapter`, which is its model in everything else."""
 
     id: str
     created: int
@@ -45,6 +47,7 @@ class ModelView(msgspec.Struct, frozen=True, omit_defaults=False):
     type: str = "model"
     owned_by: str = "mlxpool"
     lifecycle: str = "active"
+    adapter: str | None = None
 
 
 class ModelPage(msgspec.Struct, frozen=True):
@@ -60,24 +63,38 @@ class ModelPage(msgspec.Struct, frozen=True):
 class ModelListing:
     """Handlers of the listing."""
 
-    def __init__(self, pool: PoolService, library: Library) -> None:
+    def __init__(self, pool: PoolService, library: Library, shelf: Shelf) -> None:
         self._pool = pool
         self._library = library
+        self._shelf = shelf
 
     async def list_models(self, request: web.Request) -> web.Response:
-        """GET /v1/models"""
+        """GET /v1/models: each model, and behind it one entry for each adapter in the home that fits it."""
         views, told = [], []
+        adapters = bool(await asyncio.to_thread(self._shelf.ids))
         for model in self._library.models():
-            views.append(view_model(self._pool, self._library, model))
-            told.append(_for(request, model, views[-1]))
+            own = view_model(self._pool, self._library, model)
+            fitting = await asyncio.to_thread(self._shelf.fitting, model.path) if adapters else []
+            for view in (own, *(_adapted(own, adapter_id) for adapter_id in fitting)):
+                views.append(view)
+                told.append(_for(request, model, view))
             await asyncio.sleep(0)  # a first look reads headers: others get their turn between two models
         first, last = (views[0].id, views[-1].id) if views else (None, None)
         return json_response(ModelPage(told, first, last))
 
     async def one_model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}; an alias answers as the model it leads to."""
-        model = self._library.resolve(request.match_info["id"])
-        return json_response(_for(request, model, view_model(self._pool, self._library, model)))
+        resolved = self._library.resolved(request.match_info["id"])
+        view = view_model(self._pool, self._library, resolved.model)
+        if resolved.adapter is not None:
+            view = _adapted(view, resolved.adapter)
+        return json_response(_for(request, resolved.model, view))
+
+
+def _adapted(view: ModelView, adapter: str) -> ModelView:
+    """The entry of a model with these adapters."""
+    name = f"{view.id}:{adapter}"
+    return msgspec.structs.replace(view, id=name, display_name=name, adapter=adapter)
 
 
 def _for(request: web.Request, model: LibraryModel, view: ModelView) -> Any:

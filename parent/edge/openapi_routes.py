@@ -55,6 +55,7 @@ _INCLUDE = Query(
     "accepted; what an object holds it holds anyway",
     {"type": "array", "items": {"type": "string"}},
 )
+_MODEL = Query("model", "a model's name or an alias; without it the default model", {"type": "string"})
 _EMPTY = "Nothing"
 
 
@@ -134,6 +135,22 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "get", "/v1/models/{id}", "A model, by its name or an alias.",
         {200: Answer("the model", "ModelView")}, (404,),
+    ),
+    Operation(
+        "get", "/v1/adapters", "The adapters that are mounted on a model.",
+        {200: Answer("those that are", "MountedPage")}, (404, 502), query=(_MODEL,),
+    ),
+    Operation(
+        "get", "/v1/adapters/available", "The adapters in the home, and whether each fits a model.",
+        {200: Answer("all of them", "AvailablePage")}, (404,), query=(_MODEL,),
+    ),
+    Operation(
+        "post", "/v1/adapters", "Mount an adapter; its model is loaded for it.",
+        {200: Answer("the adapter", "MountedView")}, _MODEL_ERRORS, "MountBody", query=(_MODEL,),
+    ),
+    Operation(
+        "delete", "/v1/adapters/{id}", "Unmount an adapter.",
+        {200: Answer("it is", "Unmounted")}, (404, 502), query=(_MODEL,),
     ),
     Operation(
         "get", "/health", "Whether the server serves.", {200: Answer("it does", "Health")}, is_open=True

@@ -21,6 +21,7 @@ from mlxpool.shared.api.table import Field
 from mlxpool.shared.control import DrainReport
 from mlxpool.shared.errors import STATUS_OF, Protocol, protocol_of
 
+from .adapter_routes import AvailablePage, MountBody, MountedPage, MountedView, Unmounted
 from .cache_routes import CacheView
 from .count_tokens import TokenCount
 from .events import LogLines
@@ -37,8 +38,9 @@ SECURITY_SCHEMES = {
 
 _REFS = "#/components/schemas/{name}"
 _ANSWERS = (
-    CacheView, Difference, DrainReport, Figures, Job, JobBody, KindView, LibraryView, LogLines, ModelPage,
-    ModelState, ModelView, PoolView, Removed, TokenCount, UnloadBody,
+    AvailablePage, CacheView, Difference, DrainReport, Figures, Job, JobBody, KindView, LibraryView,
+    LogLines, ModelPage, ModelState, ModelView, MountBody, MountedPage, MountedView, PoolView, Removed,
+    TokenCount, UnloadBody, Unmounted,
 )  # fmt: skip
 # What any request can come to: a body or a header that can't be read, a key, a page's or a foreign host's
 # request, a body over the limit, a fault of ours.

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import web
 
 from mlxpool.parent.library import Library
 from mlxpool.parent.pool.service import PoolService
+from mlxpool.shared.control import HEADER_ADAPTER
 
 from .exchange import Exchange
 from .head import Head, read_head
@@ -73,7 +75,10 @@ class Relay:
         """
         times = RequestTimes()
         times.begun = time.monotonic() if begun is None else begun
-        model = self._library.resolve(head.model)
+        resolved = self._library.resolved(head.model)
+        model = resolved.model
+        if resolved.adapter is not None:
+            headers = {**headers, HEADER_ADAPTER: quote(resolved.adapter)}
         asked = head.model or model.name
         times.parsed = time.monotonic()
         preamble = make_preamble(asked) if head.stream else None

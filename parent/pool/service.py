@@ -29,6 +29,7 @@ from .prompt_caches import FlushReport
 from .scheduler import Scheduler
 from .specs import make_cache_launch, make_launch, make_spec
 from .state import ModelSpec, Slot
+from .upstream import Upstream
 from .views import CachePanel, PoolView, QueueView, WorkerView
 from .worker_log import last_lines, log_path
 
@@ -44,7 +45,10 @@ STATS_TIMEOUT_S = 5.0
 
 def _serves_differently(was: ModelSettings, now: ModelSettings, reserved: int, fresh: ModelSpec) -> bool:
     """Whether a live worker was told something that the settings no longer say."""
-    told = ("path", "context", "batch", "prefill_chunk", "max_tokens", "temperature", "top_p", "top_k")
+    told = (
+        "path", "context", "batch", "prefill_chunk", "adapters", "max_tokens", "temperature", "top_p",
+        "top_k",
+    )  # fmt: skip
     return reserved != fresh.planned_bytes or any(getattr(was, key) != getattr(now, key) for key in told)
 
 
@@ -139,7 +143,8 @@ class PoolService:
             raise CannotLaunch(described.fault or "its folder says nothing of it any more")
         trace = self.settings.home / "logs" / FILE_NAME if self.settings.server.trace else None
         cache = make_cache_launch(self.settings, cache_bytes)
-        return make_launch(model, described, socket, str(trace) if trace is not None else None, cache)
+        trace_path = str(trace) if trace is not None else None
+        return make_launch(model, described, socket, trace_path, cache, self.library.adapters)
 
     # ---- commands ---------------------------------------------------------------------------------------
 
@@ -284,12 +289,19 @@ class PoolService:
 
     async def worker_stats(self, name: str) -> WorkerStats | None:
         """What the model's worker says of itself; None where none serves. Raises UpstreamError."""
+        upstream = self.upstream(name)
+        if upstream is None:
+            return None
+        async with asyncio.timeout(STATS_TIMEOUT_S), await upstream.request("GET", "/stats") as answer:
+            return msgspec.json.decode(await answer.read(), type=WorkerStats)
+
+    def upstream(self, name: str) -> Upstream | None:
+        """The way to the model's worker, for questions that take no ticket; None where none serves."""
         slot = self.scheduler.slots.get(name)
         worker = self.effects.workers.get(slot.worker) if slot is not None else None
         if worker is None or slot is None or slot.phase not in ("ready", "draining"):
             return None
-        async with asyncio.timeout(STATS_TIMEOUT_S), await worker.upstream.request("GET", "/stats") as answer:
-            return msgspec.json.decode(await answer.read(), type=WorkerStats)
+        return worker.upstream
 
     def last_log_lines(self, name: str, count: int) -> list[str]:
         """The end of a model's log. Reads a file: not for the event loop's thread."""

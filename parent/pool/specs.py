@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from mlxpool.parent.library import Description, LibraryModel
 from mlxpool.shared.config import Settings
-from mlxpool.shared.control import CacheLaunch, Launch
+from mlxpool.shared.control import AdaptersLaunch, CacheLaunch, Launch
 
 from .state import ModelSpec
 
@@ -47,9 +48,14 @@ def make_cache_launch(settings: Settings, ram_bytes: int) -> CacheLaunch:
 
 
 def make_launch(
-    model: LibraryModel, described: Description, socket: str, trace_path: str | None, cache: CacheLaunch
+    model: LibraryModel,
+    described: Description,
+    socket: str,
+    trace_path: str | None,
+    cache: CacheLaunch,
+    adapters: Path,
 ) -> Launch:
-    """What the worker is told. Only for a model that has a plan."""
+    """What the worker is told. adapters: the home's. Only for a model that has a plan."""
     own, plan = model.settings, described.plan
     assert plan is not None
     return Launch(
@@ -70,4 +76,5 @@ def make_launch(
         reasoning_parser=own.reasoning_parser,
         trace_path=trace_path,
         cache=cache,
+        adapters=AdaptersLaunch(str(adapters), own.adapters),
     )

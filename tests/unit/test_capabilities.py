@@ -20,7 +20,7 @@ PLAIN = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 THINKS = PLAIN + "{% if enable_thinking %}<think>{% endif %}</think>"
 DEEP = THINKS + "{{ reasoning_effort }}"
 # Nothing of these is built.
-NEVER = ("vision", "audio", "embeddings", "adapters", "speculation")
+NEVER = ("vision", "audio", "embeddings", "speculation")
 
 
 def model(
