@@ -12,6 +12,7 @@ from mlxpool.parent.jobs.shape import shape_of
 from mlxpool.shared.errors import error
 from mlxpool.shared.text import cut
 
+from .jobs_events import JobEvents
 from .reply import json_response
 
 
@@ -80,6 +81,7 @@ def add_job_routes(app: web.Application, jobs: Jobs) -> None:
             web.post("/api/jobs", routes.submit),
             web.get("/api/jobs/kinds", routes.kinds),
             web.get("/api/jobs/{id}", routes.row),
+            web.get("/api/jobs/{id}/events", JobEvents(jobs).events),
             web.post("/api/jobs/{id}/cancel", routes.cancel),
         ]
     )

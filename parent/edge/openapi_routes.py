@@ -196,13 +196,20 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("get", "/api/jobs", "Long work, the newest first.", {200: Answer("the rows", "JobRows")}),
     Operation(
-        "post", "/api/jobs", "Ask for long work.", {202: Answer("its row", "Job")}, (503,), "JobBody",
+        "post", "/api/jobs", "Ask for long work.", {202: Answer("its row", "Job")}, (429, 503), "JobBody",
     ),
     Operation(
         "get", "/api/jobs/kinds", "What can be asked for, and what each kind takes.",
         {200: Answer("the kinds", "JobKinds")},
     ),
     Operation("get", "/api/jobs/{id}", "One row.", {200: Answer("the row", "Job")}, (404,)),
+    Operation(
+        "get", "/api/jobs/{id}/events", "What happened in it, then what happens, to its end.",
+        {200: Answer("its events", types=(EVENTS,))}, (404, 429),
+        query=(
+            Query("offset", "the id of the last event that is known", {**_NUMBER, "maximum": 10**15 - 1}),
+        ),
+    ),
     Operation("post", "/api/jobs/{id}/cancel", "End it.", {202: Answer("the row", "Job")}, (404,)),
     Operation(
         "get", "/api/events", "Everything the dashboard shows, as it changes.",
