@@ -1,8 +1,9 @@
 """`mlxpool up` with every worker replaced by the scripted one.
 
 `scripted_up.py --home DIR [--models DIR]… --port N [--memory-budget B] [--model NAME] [--config FILE]
-[--set section.key=value]… [--open-after S] [--keep-alive S] [--report-margin S] [--share-timeout S]` reads
-its settings as the command does and runs the same app; only the argument vector of a worker differs.
+[--set section.key=value]… [--open-after S] [--keep-alive S] [--report-margin S] [--share-timeout S]
+[--scripted-job]` reads its settings as the command does and runs the same app; only the argument vector of a
+worker differs.
 Everything else that a test or a benchmark sees is the real parent.
 """
 
@@ -19,6 +20,7 @@ if not __package__:
 from mlxpool.parent.edge import preamble
 from mlxpool.parent.pool import prompt_caches
 from mlxpool.shared import config
+from tests.tools import scripted_job
 
 WORKER = Path(__file__).resolve().with_name("scripted_worker.py")
 
@@ -71,14 +73,18 @@ def main(argv: list[str]) -> int:
 
     --open-after and --keep-alive: seconds until a waiting stream is opened, and between its keep-alives.
     --report-margin and --share-timeout: how long a worker that answers no drain or takes no share is waited
-    for. So that a test need not wait as long as people would.
+    for. So that a test need not wait as long as people would. --scripted-job: there is the kind of
+    scripted_job.py.
     """
     pace = argparse.ArgumentParser(add_help=False)
     pace.add_argument("--open-after", type=float, default=preamble.OPEN_AFTER_S)
     pace.add_argument("--keep-alive", type=float, default=preamble.KEEP_ALIVE_S)
     pace.add_argument("--report-margin", type=float, default=prompt_caches.REPORT_MARGIN_S)
     pace.add_argument("--share-timeout", type=float, default=prompt_caches.SHARE_TIMEOUT_S)
+    pace.add_argument("--scripted-job", action="store_true")
     paced, rest = pace.parse_known_args(argv)
+    if paced.scripted_job:
+        scripted_job.register()
     preamble.OPEN_AFTER_S, preamble.KEEP_ALIVE_S = paced.open_after, paced.keep_alive
     prompt_caches.REPORT_MARGIN_S = paced.report_margin
     prompt_caches.SHARE_TIMEOUT_S = paced.share_timeout

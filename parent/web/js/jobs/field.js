@@ -10,7 +10,8 @@ export function Field({ field, value, fault, model, onChange }) {
   const id = useId();
   const described = `${id}-help${fault ? ` ${id}-fault` : ""}`;
   const common = { id, name: field.name, "aria-describedby": described, "aria-invalid": fault ? "true" : undefined, "aria-required": field.required ? "true" : undefined };
-  const notes = [field.help, field.hint.range].filter(Boolean);
+  const unsaid = field.required || isGiven(field) ? "" : field.hint.fallback ? `${field.hint.fallback} if left empty` : "may be left empty";
+  const notes = [field.help, field.hint.range, unsaid].filter(Boolean);
   const isChoice = field.kind === "choice" || field.kind === "choice-flag";
   if (field.kind === "flag") {
     return html`<div class="job-field">
@@ -18,7 +19,7 @@ export function Field({ field, value, fault, model, onChange }) {
       <${Notes} id=${id} notes=${notes} fault=${fault} /></div>`;
   }
   return html`<div class="job-field">
-    <label for=${id}>${field.label}${!field.required && !(isChoice && field.hint.fallback) && html` <span class="faint">${field.hint.fallback ? `${field.hint.fallback} if left empty` : "optional"}</span>`}</label>
+    <label for=${id}>${field.label}</label>
     ${isChoice
       ? html`<${Choice} field=${field} common=${common} value=${value} onChange=${onChange} />`
       : html`<${Text} field=${field} common=${common} value=${value} model=${model} onChange=${onChange} />`}
@@ -30,13 +31,16 @@ function Notes({ id, notes, fault }) {
     ${fault && html`<p id="${id}-fault" class="fault">${fault}</p>`}`;
 }
 
+/** Whether it has a value at any time, typed or not. */
+function isGiven(field) {
+  return field.kind === "flag" || (field.kind === "choice" && field.fallback !== null);
+}
+
 function Choice({ field, common, value, onChange }) {
   const choices = field.kind === "choice" ? field.choices.map(String) : ["true", "false"];
-  const words = field.kind === "choice" ? choices : ["yes", "no"];
-  // The first stands for "not said", which a field that is required has not either until it is chosen.
-  const unsaid = field.fallback !== null ? `${field.fallback} (default)` : field.required ? "Choose…" : "not set";
+  const words = field.kind === "choice" ? choices.map((one) => (one === String(field.fallback) ? `${one} (default)` : one)) : ["yes", "no"];
   return html`<select class="input" ...${common} value=${value} onChange=${(event) => onChange(event.target.value)}>
-    <option value="" selected=${value === ""}>${unsaid}</option>
+    ${!isGiven(field) && html`<option value="" selected=${value === ""}>${field.required ? "Choose…" : "not set"}</option>`}
     ${choices.map((one, i) => html`<option key=${one} value=${one} selected=${one === value}>${words[i]}</option>`)}
   </select>`;
 }

@@ -59,6 +59,7 @@ export function valuesOf(fields, given = {}) {
 
 function shown(field, value) {
   if (field.kind === "flag") return value ?? field.fallback ?? false;
+  if (field.kind === "choice") return String(value ?? field.fallback ?? "");
   if (value === undefined || value === null) return "";
   return Array.isArray(value) ? value.join(", ") : String(value);
 }
@@ -70,7 +71,7 @@ export function configOf(fields, values) {
     const typed = values[field.name];
     if (field.kind === "flag") {
       if (typed !== (field.fallback ?? false)) config[field.name] = typed;
-    } else if (typed.trim() !== "") {
+    } else if (typed.trim() !== "" && !(field.kind === "choice" && typed === String(field.fallback))) {
       config[field.name] = read(field, typed);
     }
   }
