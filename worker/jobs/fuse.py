@@ -11,7 +11,7 @@ from mlx_lm.utils import dequantize_model
 
 from mlxpool.shared.job_tasks import FuseTask
 from mlxpool.shared.job_teller import Teller
-from mlxpool.worker.jobs import output
+from mlxpool.worker.jobs import output, publishing
 from mlxpool.worker.jobs.model import add_adapter, open_model, trained_on
 from mlxpool.worker.jobs.process import JobError
 
@@ -27,7 +27,7 @@ def work(task: FuseTask, teller: Teller) -> dict[str, Any]:
     base = trained_on(task.adapter)
     if base is not None and base != task.model:
         print(f"note: {task.adapter.id} was trained on {base}")
-    with output.staged(models, task.name, teller) as stage:
+    with publishing.staged(models, task.name, teller) as stage:
         teller.progress(0.0, "read", "the model's files")
         opened = open_model(source)
         model, config = opened.model, dict(opened.config)
@@ -46,7 +46,7 @@ def work(task: FuseTask, teller: Teller) -> dict[str, Any]:
             config.pop("quantization_config", None)
         size_bytes = output.write_model(stage, model, config, source, teller, 0.02, _WRITTEN)
         output.read_back(stage)
-        output.publish(stage, models / task.name, f"fuse of {task.model} and {task.adapter.id}", teller)
+        publishing.publish(stage, models / task.name, f"fuse of {task.model} and {task.adapter.id}", teller)
     return {
         "model": task.name,
         "path": str(models / task.name),

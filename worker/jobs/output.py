@@ -1,17 +1,13 @@
-"""A job's output: put together in a stage, read back, given its name by one rename.
+"""A computed model's folder, written into a stage and read back; `publishing` gives it its name.
 
 Weights are written file by file, and evaluated tensor by tensor while they are, so a model far larger than
-memory can be rewritten: what exists at once is one file's worth. A disk that is full shows as a short file,
-which reading back finds, or as an error of the write; either way the stage goes and the name stays free.
+memory can be rewritten: what exists at once is one file's worth.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +18,12 @@ from mlx_lm.utils import load_model, save_config
 from mlxpool.shared import checkpoint, staging
 from mlxpool.shared.job_tasks import SHARD_BYTES
 from mlxpool.shared.job_teller import Teller
-from mlxpool.shared.units import format_size
 from mlxpool.worker import load
 from mlxpool.worker.jobs.process import JobError
 
 # What a model's folder has beside weights and config: tokenizer, templates, generation settings.
 _COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _NOT_COPIED = (checkpoint.CONFIG_FILE, checkpoint.INDEX_FILE, staging.MANIFEST_FILE, "hf_quant_config.json")
-
-
-@contextlib.contextmanager
-def staged(root: Path, name: str, teller: Teller) -> Iterator[Path]:
-    """An empty folder to put the output `root/name` together in, this process's alone; it is gone afterwards
-    unless it was published. Raises JobError where the name is taken, or the disk refuses."""
-    root.mkdir(parents=True, exist_ok=True)
-    with staging.locked(
-        root, name, lambda: teller.progress(0.0, "wait", f"for another job that makes {name}")
-    ):
-        if os.path.lexists(root / name):
-            raise JobError(f"there is a {root / name} by now; choose another name")
-        stage = staging.stage_folder(root, name)
-        shutil.rmtree(stage, ignore_errors=True)
-        try:
-            stage.mkdir()
-            yield stage
-        except (OSError, RuntimeError) as problem:
-            raise JobError(_write_problem(root, name, problem)) from problem
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
-
-
-def _write_problem(root: Path, name: str, problem: Exception) -> str:
-    text = " ".join((getattr(problem, "strerror", None) or str(problem)).split())
-    free = format_size(shutil.disk_usage(root).free)
-    return f"{name} can't be made under {root} ({free} are free there): {text}"
 
 
 def write_model(
@@ -131,16 +99,3 @@ def read_back(stage: Path) -> None:
             load_model(stage, lazy=True, strict=True)
     except (checkpoint.CheckpointError, load.LoadError) as problem:
         raise JobError(f"what was written is not whole, so it was not published: {problem}") from None
-
-
-def publish(stage: Path, target: Path, source: str, teller: Teller) -> None:
-    """Hash, make durable, rename. source: what it was made of, for the manifest."""
-    paths = sorted(path for path in stage.iterdir() if path.is_file())
-    teller.progress(0.97, "publish")
-    files = {path.name: staging.ManifestFile(path.stat().st_size, staging.sha256_of(path)) for path in paths}
-    try:
-        staging.publish(stage, target, staging.Manifest(target.name, source, files))
-    except OSError as problem:
-        if os.path.lexists(target):
-            raise JobError(f"there is a {target} by now; choose another name") from problem
-        raise

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlxpool.shared.job_teller import Teller
 
 # Kind → module with `TASK` and `work(task, teller) -> result`.
-KINDS = ("quantize", "finetune", "fuse", "evaluate")
+KINDS = ("quantize", "finetune", "fuse", "evaluate", "import_")
 # A reason is one line for a person.
 REASON_CHARS = 600
 # Colours, cursor movements and the rest that means something to terminals alone.
@@ -126,6 +126,7 @@ def _reason(kind: str, problem: Exception) -> str:
         ("mlxpool.worker.load", "LoadError"),
         ("mlxpool.shared.chat", "ChatTokenizerError"),
         ("mlxpool.shared.training_lines", "LinesError"),
+        ("mlxpool.shared.gguf.header", "GgufError"),
     ):
         if name in sys.modules:
             known = (*known, getattr(sys.modules[name], error))

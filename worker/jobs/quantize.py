@@ -19,7 +19,7 @@ from mlx_lm.utils import compute_bits_per_weight, get_total_parameters, quantize
 from mlxpool.shared.job_tasks import QuantizeTask
 from mlxpool.shared.job_teller import Teller
 from mlxpool.shared.quantisation import Layer, TargetError, choose_bits
-from mlxpool.worker.jobs import output
+from mlxpool.worker.jobs import output, publishing
 from mlxpool.worker.jobs.model import open_model
 from mlxpool.worker.jobs.process import JobError
 
@@ -34,7 +34,7 @@ def work(task: QuantizeTask, teller: Teller) -> dict[str, Any]:
     """The result: {model, path, bits_per_weight, weights_bytes, was_bytes, seconds}."""
     began_s = time.monotonic()
     models, source = Path(task.models), Path(task.folder)
-    with output.staged(models, task.name, teller) as stage:
+    with publishing.staged(models, task.name, teller) as stage:
         teller.progress(0.0, "read", "the model's files")
         opened = open_model(source)
         model = opened.model
@@ -52,7 +52,7 @@ def work(task: QuantizeTask, teller: Teller) -> dict[str, Any]:
         bits_per_weight = compute_bits_per_weight(model)
         size_bytes = output.write_model(stage, model, config, source, teller, 0.02, _WRITTEN)
         output.read_back(stage)
-        output.publish(stage, models / task.name, f"quantize of {task.model}", teller)
+        publishing.publish(stage, models / task.name, f"quantize of {task.model}", teller)
     return {
         "model": task.name,
         "path": str(models / task.name),

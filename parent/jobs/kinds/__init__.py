@@ -5,6 +5,7 @@ from __future__ import annotations
 from .evaluate import Evaluate
 from .finetune import Finetune
 from .fuse import Fuse
+from .import_ import Import
 from .kind import Kind
 from .pull import Pull
 from .quantize import Quantize
@@ -12,6 +13,7 @@ from .quantize import Quantize
 # The order is that of forms and documents.
 KINDS: tuple[Kind, ...] = (
     Pull(),
+    Import(),
     Quantize(),
     Finetune(),
     Fuse(),
