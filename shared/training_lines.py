@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 import msgspec
 
 from mlxpool.shared.files import open_regular
-from mlxpool.shared.text import is_unicode
 from mlxpool.shared.units import format_count, format_size
 
 # Everything is held in memory while it is trained on, as text and as ids.
@@ -129,8 +128,6 @@ def _messages(value: Any) -> list[dict[str, Any]]:
             message["content"] = ""
         elif not isinstance(content, str):
             raise LinesError(f"has a message whose content is no text (the {place + 1}.)")
-        elif not is_unicode(content):
-            raise LinesError(f"has half a character in a message (the {place + 1}.)")
         if message["role"] == "developer":
             message["role"] = "system"
     return value
@@ -145,8 +142,6 @@ def _text(value: Any, field: str) -> str:
         raise LinesError(f"has no {field}")
     if not isinstance(value, str) or not value:
         raise LinesError(f"has a {field} that is no text, or is empty")
-    if not is_unicode(value):
-        raise LinesError(f"has half a character in its {field}")
     return value
 
 
