@@ -43,12 +43,12 @@ class ScriptedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     gate: Annotated[
         str | None, Meta(description="The file it waits for."), Meta(extra_json_schema={"x-source": "file"})
     ] = None
-    rate: Annotated[float, Meta(description="A figure.", gt=0, le=1)] = 0.5
-    words: Annotated[list[str] | None, Meta(description="Some words.")] = None
     lines: Annotated[int, Meta(description="Lines it says in each step.", ge=0)] = 1
     end: Annotated[Literal["done", "failed", "crash"], Meta(description="How it ends.")] = "done"
     error: Annotated[str, Meta(description="Why it fails.")] = "it was told to fail"
     result: Annotated[dict[str, Any] | None, Meta(description="What it gives.")] = None
+    rate: Annotated[float, Meta(description="A figure.", gt=0, le=1)] = 0.5
+    words: Annotated[list[str] | None, Meta(description="Some words.")] = None
 
 
 class ScriptedJob:

@@ -12,7 +12,7 @@ import { kinds, kindsFault, readKinds } from "./kinds.js";
 import { configOf, faultsOf, fieldsOf, valuesOf } from "./schema.js";
 
 // Fields come in the order of their weight; so many are enough to begin with.
-const SHOWN_FIELDS = 6;
+const SHOWN_FIELDS = 9;
 // Folding away one or two costs more than it saves.
 const LEAST_FOLDED = 3;
 

@@ -2,7 +2,7 @@
 
 import { signal } from "../lib.js";
 import { call } from "../core/api.js";
-import { jobs } from "../core/state.js";
+import { jobs, modelsByName } from "../core/state.js";
 
 /** [{name, summary, positional, gpu, schema}]; null until they came. */
 export const kinds = signal(null);
@@ -28,11 +28,13 @@ export async function offers(source, model) {
 }
 
 async function adapters(model) {
+  // What is half typed is no model yet.
+  if (!modelsByName.value.has(model)) return [];
   try {
-    const { data } = await call("GET", `v1/adapters/available${model ? `?model=${encodeURIComponent(model)}` : ""}`);
+    const { data } = await call("GET", `v1/adapters/available?model=${encodeURIComponent(model)}`);
     return data.filter((one) => one.fits !== false).map((one) => one.id);
   } catch {
-    // It can be typed; what is wrong with the model is said at the model.
+    // They can still be typed.
     return [];
   }
 }

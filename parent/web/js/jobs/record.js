@@ -10,8 +10,8 @@ import { bare } from "../core/log_lines.js";
 export const KEPT_LINES = 1_000;
 // More than a chart has dots across. A curve that reaches it loses every other point, except its last.
 export const MAX_POINTS = 8_000;
-// What a kind may call the figure that the others are as of.
-const STEPS = ["iteration", "step", "iter"];
+// What a kind may call the figure that the others are as of, the first of these that it tells.
+const STEPS = ["iteration", "step", "lines", "tokens"];
 const ENDS = new Set(["done", "failed", "cancelled", "interrupted"]);
 
 export class Record {

@@ -31,7 +31,7 @@ export async function cancelJob(job) {
   const isRunning = job.status === "running";
   const sure = await confirm({
     title: `Cancel ${titleOf(job)}?`,
-    text: isRunning ? `It is at ${percent(job.progress ?? 0)}. What it has done so far is thrown away, unless a pull goes on from it later.` : "It has not begun.",
+    text: isRunning ? `It is at ${percent(job.progress ?? 0)}. ${job.kind === "pull" ? "Pulling it again goes on from here." : "What it has done so far is thrown away."}` : "It has not begun.",
     action: "Cancel the job",
     keep: "Keep it",
   });
