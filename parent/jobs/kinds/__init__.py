@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .dataset import Dataset
 from .evaluate import Evaluate
 from .finetune import Finetune
 from .fuse import Fuse
@@ -18,4 +19,5 @@ KINDS: tuple[Kind, ...] = (
     Finetune(),
     Fuse(),
     Evaluate(),
+    Dataset(),
 )  # fmt: skip
