@@ -7,7 +7,7 @@ knows no bfloat16, so such an array is aliased as uint16, through a view that sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -61,3 +61,10 @@ def alias(array: mx.array) -> np.ndarray[Any, Any]:
     """The memory of an evaluated array, writable; bfloat16 comes as uint16. The array sees what is written,
     and so does each that shares its memory. The memory lives as long as the alias."""
     return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=False)
+
+
+def of_their_own(arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Copies of views whose memory lies apart, each in one piece."""
+    made = {name: mx.contiguous(array) for name, array in arrays.items()}
+    mx.eval(list(made.values()))
+    return made

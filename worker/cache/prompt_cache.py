@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxpool.shared.control import PromptCacheStats, SsdCacheStats
-from mlxpool.worker.cache import layers, records, states
+from mlxpool.worker.cache import extents, layers, records, states
 from mlxpool.worker.cache.known import Known, Queued
 from mlxpool.worker.cache.ram import Gone, Part, RamTier
 from mlxpool.worker.cache.records import Found, Ids, Layout, Piece, Record
@@ -80,6 +80,7 @@ class PromptCache:
         self._behind: WriteBehind | None = None
         if tier is not None and writer is not None:
             self._behind = WriteBehind(ram, tier, writer, queued, wake, clock)
+        self._gathering = extents.Gathering(ram)
         self.readings: list[Reading] = []
         self._read_progress = 0
         self._looked_s = float("-inf")
@@ -112,9 +113,7 @@ class PromptCache:
 
     def put_together(self, found: Found, parts: dict[Piece, Part], tokens: int) -> list[Any]:
         """Caches of one row with room for all its `tokens`."""
-        slices = [
-            (record.start, record.end, parts[Piece(record, "slice")].arrays) for record in found.records
-        ]
+        slices = extents.joined(found.records, lambda record: parts[Piece(record, "slice")])
         state = None
         if found.state is not None:
             part = parts[Piece(found.state, "state")]
@@ -134,6 +133,7 @@ class PromptCache:
         if self.tier is not None:
             self.tier.touch(path)
         self.make_room(0)
+        self._gathering.want(found.records)
 
     def read(self, reading: Reading) -> None:
         """A reading is over."""
@@ -198,6 +198,8 @@ class PromptCache:
         for gone in new:
             self.ram.add(*gone)
         self.ram.touch(path)
+        if end and self.layout.sliced:
+            self._gathering.want(path)
         if any(gone.kind == "state" for gone in new):
             self._thin_states(place, first_parent, path, tokens)
         if self._behind is not None:
@@ -249,6 +251,15 @@ class PromptCache:
         """Another share of memory."""
         self.ram.max_bytes = max_bytes
         self.make_room(0)
+
+    def gather(self) -> bool:
+        """While nothing runs: let some neighbours share their arrays; False when there are none to do so."""
+        try:
+            return self._gathering.step()
+        except Exception:
+            # No memory, for one: all is held as it was.
+            traceback.print_exc()
+            return False
 
     # Writing
 

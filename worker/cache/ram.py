@@ -1,6 +1,7 @@
 """The records that are in memory: a trie of prefixes by their chained names, with a cap in bytes.
 
-A record is held with its slice, its state or both, as arrays of its own. What is used moves to the recent end
+A record is held with its slice, its state or both, as arrays of its own or as views of an extent that
+neighbours share. What is used moves to the recent end
 with everything it stands on, the deepest first, so a record never goes before those that build on it. A short
 slice goes when a longer one behind the same parent holds its tokens too.
 
@@ -20,15 +21,32 @@ from mlxpool.shared.kv.names import Kind
 from mlxpool.worker.cache.records import Ids, Record
 
 
+class Extent:
+    """Arrays that neighbouring slices are views of. tokens: their positions. held: how many of the slices the
+    tier still has; the memory is free when it has none."""
+
+    def __init__(self, arrays: dict[str, Any], tokens: int) -> None:
+        self.arrays, self.tokens = arrays, tokens
+        self.bytes: int = sum(array.nbytes for array in arrays.values())
+        self.held = 0
+
+
 class Part:
     """A slice or a state. arrays: by name, evaluated. scalars: what else a state is made of. fleeting: not
-    worth writing to disk any more."""
+    worth writing to disk any more. extent, start: what the arrays are views of, and from which position."""
 
     def __init__(self, arrays: dict[str, Any], scalars: dict[str, list[int]] | None = None) -> None:
         self.arrays = arrays
         self.scalars = scalars or {}
         self.bytes: int = sum(array.nbytes for array in arrays.values())
         self.fleeting = False
+        self.extent: Extent | None = None
+        self.start = 0
+
+    def move_into(self, extent: Extent, start: int, arrays: dict[str, Any]) -> None:
+        """Let the arrays be views of the extent's; the tier holds the part already."""
+        self.extent, self.start, self.arrays = extent, start, arrays
+        extent.held += 1
 
 
 class Held:
@@ -37,10 +55,6 @@ class Held:
     def __init__(self, record: Record, ids: Ids, used_s: float) -> None:
         self.record, self.ids, self.used_s = record, ids, used_s
         self.parts: dict[Kind, Part] = {}
-
-    @property
-    def bytes(self) -> int:
-        return sum(part.bytes for part in self.parts.values())
 
 
 class Gone(NamedTuple):
@@ -100,7 +114,7 @@ class RamTier:
         if kind in held.parts:
             return
         held.parts[kind] = part
-        self.bytes += part.bytes
+        self.bytes += _joins(part)
         if kind == "slice":
             self._drop_covered(record, held.ids)
 
@@ -145,7 +159,7 @@ class RamTier:
         held = self._held.get(record.name)
         if held is None or kind not in held.parts:
             return
-        self.bytes -= held.parts.pop(kind).bytes
+        self.bytes -= _leaves(held.parts.pop(kind))
         if not held.parts:
             self._forget(record.name)
 
@@ -158,7 +172,7 @@ class RamTier:
     def _remove(self, record: bytes) -> list[Gone]:
         held = self._held[record]
         gone = [Gone(held.record, held.ids, kind, part) for kind, part in held.parts.items()]
-        self.bytes -= held.bytes
+        self.bytes -= sum(_leaves(part) for part in held.parts.values())
         self._forget(record)
         return gone
 
@@ -168,3 +182,21 @@ class RamTier:
         del siblings[record]
         if not siblings:
             del self._children[held.record.parent]
+
+
+def _joins(part: Part) -> int:
+    """What the tier holds more with this part. Bytes."""
+    extent = part.extent
+    if extent is None:
+        return part.bytes
+    extent.held += 1
+    return extent.bytes if extent.held == 1 else 0
+
+
+def _leaves(part: Part) -> int:
+    """What the tier holds less without this part. Bytes."""
+    extent = part.extent
+    if extent is None:
+        return part.bytes
+    extent.held -= 1
+    return 0 if extent.held else extent.bytes

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 from mlxpool.shared.kv.record_file import Tensor
 from mlxpool.worker.cache.known import Queued
-from mlxpool.worker.cache.layers_memory import alias, dtype_name
+from mlxpool.worker.cache.layers_memory import alias, dtype_name, of_their_own
 from mlxpool.worker.cache.ram import Gone, RamTier
 from mlxpool.worker.cache.records import Piece
 from mlxpool.worker.cache.ssd import SsdTier
@@ -129,10 +129,9 @@ class WriteBehind:
         self.forget(piece)
         part = gone.part
         try:
-            buffers = {name: alias(array) for name, array in part.arrays.items()}
-            tensors = {
-                name: Tensor(dtype_name(array.dtype), array.shape) for name, array in part.arrays.items()
-            }
+            arrays = part.arrays if part.extent is None else of_their_own(part.arrays)
+            buffers = {name: alias(array) for name, array in arrays.items()}
+            tensors = {name: Tensor(dtype_name(array.dtype), array.shape) for name, array in arrays.items()}
         except Exception:
             traceback.print_exc()
             sys.stderr.flush()
