@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -86,7 +86,8 @@ class _Run:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self._task.concurrency, self.count)):
                     group.create_task(self._ask_each(places))
-        except* (DatasetError, OSError) as problems:
+        except ExceptionGroup as problems:
+            # Of several the first: the others were cancelled because of it, or say the same.
             raise problems.exceptions[0] from None
 
     async def _ask_each(self, places: Iterator[int]) -> None:
@@ -183,6 +184,13 @@ async def make(task: DatasetTask, key: str, teller: Teller) -> dict[str, Any]:
     }
 
 
+async def _until_told(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """The work, cancelled by SIGTERM, so that it takes its part away."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
+
+
 def _publish(part: Path, target: Path) -> None:
     if os.path.lexists(target):
         raise DatasetError(f"there is a {target} by now; choose another name")
@@ -200,12 +208,14 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     task = msgspec.json.decode(options.task, type=DatasetTask)
     try:
-        result = asyncio.run(make(task, os.environ.pop(KEY_VARIABLE, ""), Teller()))
+        result = asyncio.run(_until_told(make(task, os.environ.pop(KEY_VARIABLE, ""), Teller())))
     except (DatasetError, records.RecordsError) as problem:
         say(Failed(str(problem)))
         return 1
     except OSError as problem:
         say(Failed(f"{problem.filename or task.target}: {problem.strerror or problem}"))
         return 1
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
     say(Done(result))
     return 0

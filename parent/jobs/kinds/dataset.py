@@ -19,6 +19,7 @@ from .kind import Fault, Here, Needs, source
 
 # They travel on a command line, which holds 128 KiB of one argument.
 MAX_PROMPT_CHARS = 6_000
+_Prompt = Annotated[str, Meta(min_length=1, max_length=MAX_PROMPT_CHARS)]
 _DEFAULT_TEMPLATE: templates.Name = "qa"
 
 
@@ -38,27 +39,23 @@ class DatasetConfig(
         Meta(description="What is asked about a passage; qa where there is no prompt."),
     ] = None
     prompt: Annotated[
-        str | None,
-        Meta(
-            description="In place of a template: your own question, with {text} or the lines' {field}.",
-            min_length=1,
-            max_length=MAX_PROMPT_CHARS,
-        ),
+        Annotated[str, Meta(min_length=1, max_length=MAX_PROMPT_CHARS)] | None,
+        Meta(description="In place of a template: your own question, with {text} or the lines' {field}."),
     ] = None
     name: Annotated[str | None, Meta(description="The dataset's name; else made of the input's.")] = None
     count: Annotated[
-        int | None,
-        Meta(description="How many lines are asked for; else one for each passage.", ge=1, le=100_000),
+        Annotated[int, Meta(ge=1, le=100_000)] | None,
+        Meta(description="How many lines are asked for; else one for each passage."),
     ] = None
     concurrency: Annotated[int, Meta(description="Requests under way at once.", ge=1, le=64)] = 4
     max_tokens: Annotated[int, Meta(description="Tokens of an answer at most.", ge=1, le=100_000)] = 512
     temperature: Annotated[float, Meta(description="Of the answers.", ge=0, le=2)] = 0.7
-    system: Annotated[
-        str | None,
-        Meta(description="A system message for the model that is asked.", max_length=MAX_PROMPT_CHARS),
-    ] = None
+    system: Annotated[_Prompt | None, Meta(description="A system message for the model that is asked.")] = (
+        None
+    )
     seed: Annotated[
-        int | None, Meta(description="Makes answers repeatable; each line has its own.", ge=0, le=2**32 - 1)
+        Annotated[int, Meta(ge=0, le=2**32 - 1)] | None,
+        Meta(description="Makes answers repeatable; each line has its own."),
     ] = None
     adapter: Annotated[str | None, Meta(description="An adapter to ask with."), source("adapter")] = None
 
