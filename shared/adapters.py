@@ -49,6 +49,10 @@ _MAX_SCALE = 20_000
 _NAMED = 8
 
 
+# Of each of an adapter's files: inode, size, time of writing in nanoseconds.
+Stamp = tuple[tuple[int, int, int], ...]
+
+
 class AdapterError(Exception):
     """No adapter that can be used. One line that names the file, and what is wrong with it."""
 
@@ -133,7 +137,7 @@ def some(ids: list[str]) -> str:
     return f"there are {', '.join(ids[:_NAMED])}{', …' if len(ids) > _NAMED else ''}"
 
 
-def stamp(folder: Path) -> tuple[tuple[int, int, int], ...]:
+def stamp(folder: Path) -> Stamp:
     """An identity of an adapter's files: it changes when one is replaced or written.
 
     Raises AdapterError where one is missing, or leads elsewhere.

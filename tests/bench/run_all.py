@@ -47,6 +47,7 @@ def main() -> int:
             "kv_disk",
             "prompt_cache",
             "history",
+            "adapters",
         ),
     )
     parser.add_argument("--out", type=Path, default=common.REPO / "bench-results")
@@ -58,7 +59,7 @@ def main() -> int:
         "startup": [], "text": [], "relay": [], "count_tokens": own_starter, "viewers": [], "page": [],
         "swap": own_starter, "serving": own_starter, "engine": own_starter,
         "grammar": own_starter, "cache_lookup": [], "kv_disk": [], "prompt_cache": own_starter,
-        "history": [],
+        "history": [], "adapters": [],
     }  # fmt: skip
     documents: dict[str, Any] = {}
     failed = False

@@ -82,6 +82,12 @@ class Mount(NamedTuple):
     size_bytes: int
 
 
+def namespace_of(mounts: Sequence[Mount]) -> str:
+    """What prompts are kept under that are read with these adapters on."""
+    digests = sorted(mount.digest for mount in mounts)
+    return f"adapters:{hashlib.blake2b(b''.join(digests), digest_size=16).hexdigest()}"
+
+
 class AdapterSet:
     """Adapters that are on together. namespace: of the prompt cache, told from what they do, so that the same
     weights under another name share it and others under the same name don't."""
@@ -89,10 +95,9 @@ class AdapterSet:
     def __init__(self, ids: Sequence[str], mounts: Sequence[Mount]) -> None:
         self.ids = tuple(ids)
         self.mounts = tuple(mounts)
+        self.namespace = namespace_of(mounts)
         # Whatever they are called: floating point adds in the same order.
         ordered = sorted(mounts, key=lambda mount: mount.digest)
-        digest = hashlib.blake2b(b"".join(mount.digest for mount in ordered), digest_size=16)
-        self.namespace = f"adapters:{digest.hexdigest()}"
         spots = {name: spot for mount in ordered for name, spot in mount.spots.items()}
         self._changes: list[tuple[Spot, Adapted]] = []
         for name, spot in spots.items():

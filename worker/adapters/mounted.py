@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ from mlxpool.shared.control import AdaptersLaunch, MountedAdapter
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.shared.text import cut
 from mlxpool.worker.adapters import reading
-from mlxpool.worker.adapters.layers import AdapterSet, Mount, Switch, mount
+from mlxpool.worker.adapters.layers import AdapterSet, Mount, Switch, mount, namespace_of
 
 # Of what the model may allocate, an eighth at most: an adapter of rank 16 takes a hundredth of its model.
 _SHARE = 8
@@ -46,8 +46,15 @@ class Engine(Protocol):
     async def call(self, function: Callable[[], Any]) -> Any: ...
 
 
+class _Place(NamedTuple):
+    """Where an adapter lies, and the state of its files."""
+
+    folder: Path
+    stamp: adapters.Stamp
+
+
 class _Mounted(NamedTuple):
-    """folder, stamp: where it was read, and as what. facts: what its files say."""
+    """folder: where it was read. read: what its files said, without the numbers."""
 
     folder: Path
     read: reading.Read
@@ -63,6 +70,7 @@ class Adapters:
         self._engine = engine
         self._make_cache = make_cache
         self._launch = launch
+        self._root = None if launch.folder is None else Path(launch.folder).resolve()
         self.max_bytes = min(MAX_BYTES, memory_bytes // _SHARE)
         self._mounted: OrderedDict[str, _Mounted] = OrderedDict()  # the least recently used first
         self._sets: dict[tuple[bytes, ...], AdapterSet] = {}
@@ -84,12 +92,22 @@ class Adapters:
             ids = adapters.read_set(text)
             if not ids:
                 return None
-            async with self._mounting:
-                for adapter_id in ids:
-                    await self._keep_fresh(adapter_id, ids)
+            if not await self._are_fresh(ids):
+                async with self._mounting:
+                    return self._set_of(ids, [(await self._keep_fresh(one, ids)).mount for one in ids])
         except (AdapterError, ValueError) as problem:
             raise self._refusal(problem, asked) from None
-        return self._set_of(ids)
+        for adapter_id in ids:
+            self._mounted.move_to_end(adapter_id)
+        return self._set_of(ids, [self._mounted[adapter_id].mount for adapter_id in ids])
+
+    async def _are_fresh(self, ids: Sequence[str]) -> bool:
+        """Whether all of these are mounted as their files are: then nobody's mounting is waited for."""
+        try:
+            places = await asyncio.to_thread(self._look_at, {one: self._folder_of(one) for one in ids})
+        except AdapterError:
+            return False
+        return all(map(self._is_as, ids, places))
 
     @contextlib.contextmanager
     def in_use(self, held: AdapterSet | None) -> Iterator[None]:
@@ -111,8 +129,7 @@ class Adapters:
             message += f'; it is the default in the settings, which adapter "{adapters.NONE}" switches off'
         return error("invalid_request", message, param=PARAM)
 
-    def _set_of(self, ids: Sequence[str]) -> AdapterSet:
-        mounts = [self._mounted[adapter_id].mount for adapter_id in ids]
+    def _set_of(self, ids: Sequence[str], mounts: Sequence[Mount]) -> AdapterSet:
         key = tuple(sorted(one.digest for one in mounts))
         made = self._sets.get(key)
         if made is None:
@@ -128,8 +145,8 @@ class Adapters:
             if not adapters.is_id(adapter_id):
                 raise AdapterError(f"{cut(adapter_id)!r} is no id; use {adapters.ID_RULE}")
             async with self._mounting:
-                if folder is None and self._launch.folder is not None:
-                    folder = Path(self._launch.folder) / adapter_id
+                if folder is None and self._root is not None:
+                    folder = self._root / adapter_id
                 await self._keep_fresh(adapter_id, (), folder)
         except AdapterError as problem:
             raise error("invalid_request", f"adapter {problem}", param="id") from None
@@ -156,37 +173,53 @@ class Adapters:
             scale=read.facts.scale,
             layers=len(read.facts.layers),
             bytes=mounted.size_bytes,
-            namespace=AdapterSet((adapter_id,), (mounted,)).namespace,
+            namespace=namespace_of([mounted]),
             default=default is not None and adapter_id in adapters.read_set(default),
         )
 
-    async def _keep_fresh(self, adapter_id: str, beside: Sequence[str], folder: Path | None = None) -> None:
-        """See that an adapter is mounted as its files are now. beside: ids that stay. Raises AdapterError."""
-        held = self._mounted.get(adapter_id)
+    async def _keep_fresh(
+        self, adapter_id: str, beside: Sequence[str], folder: Path | None = None
+    ) -> _Mounted:
+        """See that an adapter is mounted as its files are now; where they can't be had, it is so no longer.
+        beside: ids that stay. Raises AdapterError."""
+        wanted = self._folder_of(adapter_id) if folder is None else folder
         try:
-            place, stamp = await asyncio.to_thread(self._look, adapter_id, folder or (held and held.folder))
+            (place,) = await asyncio.to_thread(self._look_at, {adapter_id: wanted})
+            if not self._is_as(adapter_id, place):
+                await self._read(adapter_id, place.folder, beside)
         except AdapterError:
-            if held is not None:
+            held = self._mounted.get(adapter_id)
+            if held is not None and held.folder == wanted:
                 self._forget(adapter_id)
             raise
-        if held is None or held.folder != place or held.read.stamp != stamp:
-            await self._read(adapter_id, place, beside)
         self._mounted.move_to_end(adapter_id)
+        return self._mounted[adapter_id]
 
-    def _look(self, adapter_id: str, folder: Path | None) -> tuple[Path, tuple[tuple[int, int, int], ...]]:
-        """Where an adapter lies, and the state of its files. Any thread."""
-        root = None if self._launch.folder is None else Path(self._launch.folder)
-        if folder is None and root is not None:
-            folder = root / adapter_id
-        if folder is None or not folder.is_dir():
-            here = [] if root is None else adapters.listing(root)
-            raise AdapterError(f"{cut(adapter_id)!r} is not here; {adapters.some(here)}")
-        try:
-            if root is not None and folder.parent == root:
-                folder = adapters.inside(folder, [root])
-            return folder, adapters.stamp(folder)
-        except AdapterError as problem:
-            raise AdapterError(f"{adapter_id!r} can't be mounted: {problem}") from None
+    def _folder_of(self, adapter_id: str) -> Path | None:
+        """Where an adapter was mounted from, else where in the home it would be."""
+        held = self._mounted.get(adapter_id)
+        if held is not None:
+            return held.folder
+        return None if self._root is None else self._root / adapter_id
+
+    def _is_as(self, adapter_id: str, place: _Place) -> bool:
+        held = self._mounted.get(adapter_id)
+        return held is not None and (held.folder, held.read.stamp) == place
+
+    def _look_at(self, folders: Mapping[str, Path | None]) -> list[_Place]:
+        """The state of these adapters' files. Any thread. Raises AdapterError."""
+        root, places = self._root, []
+        for adapter_id, folder in folders.items():
+            if folder is None or not folder.is_dir():
+                here = [] if root is None else adapters.listing(root)
+                raise AdapterError(f"{cut(adapter_id)!r} is not here; {adapters.some(here)}")
+            try:
+                if root is not None and folder.parent == root:
+                    adapters.inside(folder, [root])
+                places.append(_Place(folder, adapters.stamp(folder)))
+            except AdapterError as problem:
+                raise AdapterError(f"{adapter_id!r} can't be mounted: {problem}") from None
+        return places
 
     async def _read(self, adapter_id: str, place: Path, beside: Sequence[str]) -> None:
         try:

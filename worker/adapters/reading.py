@@ -36,7 +36,7 @@ class Read(NamedTuple):
     facts: Adapter
     arrays: dict[str, Numbers]
     digest: bytes
-    stamp: tuple[tuple[int, int, int], ...]
+    stamp: adapters.Stamp
 
 
 def read(folder: Path, limit_bytes: int) -> Read:
