@@ -1,4 +1,5 @@
-"""Writes the reference pages that are made from the code: configuration.md, cli.md and fields.md.
+"""Writes the reference pages that are made from the code: configuration.md, cli.md, fields.md, and the tables
+of jobs.md.
 
 `make docs` runs it; a test compares its output with the files, so a page can't fall behind.
 """
@@ -12,6 +13,9 @@ import click
 import msgspec
 
 from mlxpool.parent.cli import COMMANDS, cli
+from mlxpool.parent.jobs.kinds import KINDS
+from mlxpool.parent.jobs.kinds.kind import Kind
+from mlxpool.parent.jobs.shape import describe, shape_of
 from mlxpool.shared.api import (
     anthropic_fields,
     chat_fields,
@@ -29,6 +33,7 @@ from mlxpool.shared.units import size_text
 
 DOCS = Path(__file__).parent
 _MADE = "<!-- made by `make docs`; change the code it is made from -->"
+_KINDS_MARK = "<!-- from here on made by `make docs`; change the code it is made from -->"
 
 _CONFIGURATION_HEAD = """# Configuration
 
@@ -368,7 +373,7 @@ def _command(context: click.Context, name: str, command: click.Command) -> Itera
     if options:
         yield "| option | what |\n| --- | --- |"
     for option in options:
-        names = ", ".join(f"`{flag}`" for flag in option.opts)
+        names = ", ".join(f"`{flag}`" for flag in [*option.opts, *option.secondary_opts])
         shown = f" (default {option.default})" if option.show_default else ""
         yield f"| {names} | {option.help}{shown} |"
     yield ""
@@ -421,7 +426,31 @@ def _field_tables(
     yield _ADVICE.format(names=", ".join(f"`{name}` ({known})" for name, known in advice.items()))
 
 
+def jobs() -> str:
+    """docs/jobs.md: what is written there by hand, and the kinds."""
+    by_hand = (DOCS / "jobs.md").read_text(encoding="utf-8").partition(_KINDS_MARK)[0]
+    return by_hand + _KINDS_MARK + "\n" + "".join(map(_kind, KINDS))
+
+
+def _kind(kind: Kind) -> str:
+    shape = shape_of(kind.config)
+    lines = [
+        f"\n### {kind.name}\n\n{kind.summary}{' Needs the GPU for itself.' if kind.gpu else ''}\n",
+        "| field | values | default | meaning |\n| --- | --- | --- | --- |",
+    ]
+    for name, values in shape["properties"].items():
+        is_needed, default = name in shape["required"], values.get("default")
+        told = (
+            "needed" if is_needed else "" if default is None else f"`{msgspec.json.encode(default).decode()}`"
+        )
+        allowed = describe({**values, "nullable": False}).replace("|", "\\|")
+        source = f" ({values['x-source']})" if "x-source" in values else ""
+        lines.append(f"| `{name}` | {allowed}{source} | {told} | {values.get('description', '')} |")
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
+    (DOCS / "jobs.md").write_text(jobs(), encoding="utf-8")
     (DOCS / "fields.md").write_text(fields(), encoding="utf-8")
     (DOCS / "configuration.md").write_text(configuration(), encoding="utf-8")
     (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")

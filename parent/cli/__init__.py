@@ -37,6 +37,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "unpin": ("models", "Let a pinned model be evicted again."),
     "run": ("run", "Ask a model one question, or talk with it."),
     "logs": ("logs", "Show what a model's workers have written."),
+    "jobs": ("jobs", "Show, end or follow long work: list, show, cancel, logs."),
+    "import": ("job_kinds", "Make a GGUF file a model."),
+    "quantize": ("job_kinds", "Make a copy of a model with fewer bits per weight."),
+    "finetune": ("job_kinds", "Train an adapter (LoRA) for a model on lines of text."),
+    "fuse": ("job_kinds", "Make a model of a model and an adapter."),
+    "evaluate": (
+        "job_kinds",
+        "Measure how well a model predicts a text: its loss and perplexity.",
+    ),
+    "dataset": ("job_kinds", "Let a model write training lines about a text."),
     "cache": ("cache", "Show, check or delete what is kept of prompts: status, verify, prune."),
     "service": ("service", "Run the server as a service: install, uninstall, status, restart, print."),
     "doctor": ("doctor", "Look at this machine, and say what to do about what it lacks."),
@@ -45,7 +55,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 # Commands of the design that come later: told apart from typing errors.
-LATER_COMMANDS = frozenset({"bench", "colibri", "finetune", "fuse", "import", "jobs", "quantize"})
+LATER_COMMANDS = frozenset({"bench", "colibri"})
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2

@@ -70,6 +70,13 @@ class ModelState(msgspec.Struct):
     reason: str | None = None
 
 
+class ServerEvent(msgspec.Struct, frozen=True):
+    """One server-sent event."""
+
+    type: str
+    data: bytes
+
+
 class _Error(msgspec.Struct):
     message: str
 
@@ -120,6 +127,22 @@ class Client:
                 field, _, value = line.rstrip(b"\r\n").partition(b":")
                 if field == b"data" and value.strip() != b"[DONE]":
                     yield value.strip()
+        except (OSError, http.client.HTTPException) as problem:
+            raise Failure(f"{self.url} stopped answering: {problem}") from None
+        finally:
+            connection.close()
+
+    def events(self, path: str) -> Iterator[ServerEvent]:
+        """The events of a stream, to its end. Closing it leaves the stream."""
+        connection, response = self._request("GET", path, None, _STREAM_TIMEOUT_S)
+        kind = ""
+        try:
+            while line := response.readline():
+                field, _, value = line.rstrip(b"\r\n").partition(b":")
+                if field == b"event":
+                    kind = value.strip().decode(errors="replace")
+                elif field == b"data":
+                    yield ServerEvent(kind, value.strip())
         except (OSError, http.client.HTTPException) as problem:
             raise Failure(f"{self.url} stopped answering: {problem}") from None
         finally:

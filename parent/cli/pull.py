@@ -6,30 +6,22 @@ of this command. Either way it is the same process with the same lines, shown he
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from mlxpool.parent.cli import client
+from mlxpool.parent.cli import client, follow
 from mlxpool.parent.cli.common import Failure, json_option, print_json, read_settings, settings_options
 from mlxpool.parent.jobs.kinds.pull import PullConfig, process_argv
-from mlxpool.parent.jobs.store import Job
 from mlxpool.shared.config import Settings
 from mlxpool.shared.job_lines import Done, Failed, Stage, read_line
 
-_POLL_S = 0.2
 # A process whose tether is closed kills itself and what it has started; it needs no more than this.
 _END_S = 5.0
-
-# Called with how far it is, 0 to 1, and a message whose first word is the stage.
-Report = Callable[[float, str], None]
 
 
 class _Pulled(msgspec.Struct):
@@ -59,9 +51,9 @@ def pull_command(
         raise click.UsageError(str(problem)) from None
     settings = read_settings(config_file, {"home": home})
     server = client.find(settings)
-    with _progress(quiet=as_json) as report:
+    with follow.progress(quiet=as_json) as report:
         if server is not None:
-            result = _through_server(server, config, report)
+            result = follow.result_of(follow.run(server, "pull", config, report))
         else:
             result = _as_own_process(config, settings, report)
     pulled = msgspec.convert(result, _Pulled)
@@ -74,27 +66,7 @@ def pull_command(
     return 0
 
 
-def _through_server(server: client.Client, config: PullConfig, report: Report) -> dict[str, Any]:
-    """Ask for the job and follow it; interrupting ends it where this command began it."""
-    begun = time.time()
-    job = server.post("/api/jobs", {"kind": "pull", "config": config}, Job)
-    try:
-        while job.active:
-            if job.status == "running" and job.progress > 0:
-                report(job.progress, job.message)
-            time.sleep(_POLL_S)
-            job = server.get(f"/api/jobs/{job.id}", Job)
-    except KeyboardInterrupt:
-        # The server's clock is this machine's: an older row was somebody else's wish.
-        if job.created >= begun:
-            server.post(f"/api/jobs/{job.id}/cancel", {}, Job)
-        raise
-    if job.status == "done" and job.result is not None:
-        return job.result
-    raise Failure(job.error or f"the pull was ended: {job.message}")
-
-
-def _as_own_process(config: PullConfig, settings: Settings, report: Report) -> dict[str, Any]:
+def _as_own_process(config: PullConfig, settings: Settings, report: follow.Report) -> dict[str, Any]:
     """Run the job's process under a tether of ours; interrupting closes it."""
     tether_read, tether = os.pipe()
     process = subprocess.Popen(
@@ -110,7 +82,7 @@ def _as_own_process(config: PullConfig, settings: Settings, report: Report) -> d
         for line in process.stdout:
             match read_line(line):
                 case Stage(name, progress, message):
-                    report(progress, f"{name} {message}".strip())
+                    report.stage(progress, f"{name} {message}".strip())
                 case Done(result):
                     return result
                 case Failed(error):
@@ -123,31 +95,3 @@ def _as_own_process(config: PullConfig, settings: Settings, report: Report) -> d
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-@contextlib.contextmanager
-def _progress(*, quiet: bool) -> Iterator[Report]:
-    """A report that moves a bar; on a pipe, one line when a stage begins."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if quiet:
-        yield lambda _progress, _message: None
-        return
-    if not console.is_terminal:
-        begun: set[str] = set()
-
-        def tell(_: float, message: str) -> None:
-            stage = message.partition(" ")[0]
-            if stage not in begun:
-                begun.add(stage)
-                click.echo(f"{stage} …", err=True)
-
-        yield tell
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bars:
-        bar = bars.add_task("", total=1.0)
-        yield lambda progress, message: bars.update(bar, completed=progress, description=escape(message))

@@ -29,9 +29,9 @@ class JobEvents:
         self._readers = Readers(jobs.store, jobs.logs)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """GET /api/jobs/{id}/events?offset=N"""
+        """GET /api/jobs/{id}/events?offset=N&follow=true"""
         job = self._jobs.find(request.match_info["id"])
-        stream = self._readers.read(job, _offset(request))
+        stream = self._readers.read(job, _offset(request), _follow(request))
         try:
             await anext(stream)  # refuses before a stream has begun
             sink = WebSink(request)
@@ -44,11 +44,21 @@ class JobEvents:
         return sink.response
 
 
+def _follow(request: web.Request) -> bool:
+    """Whether to wait for what comes."""
+    unknown = sorted(set(request.query) - {"offset", "follow"})
+    if unknown:
+        raise error(
+            "invalid_request", f"{cut(unknown[0])!r} is unknown; use offset and follow", param=unknown[0]
+        )
+    text = request.query.get("follow", "true")
+    if text not in ("true", "false"):
+        raise error("invalid_request", f"follow is {cut(text)!r}; use true or false", param="follow")
+    return text == "true"
+
+
 def _offset(request: web.Request) -> int:
     """Where to begin: a browser that comes back knows better than the address it was given first."""
-    unknown = sorted(set(request.query) - {"offset"})
-    if unknown:
-        raise error("invalid_request", f"{cut(unknown[0])!r} is unknown; use offset", param=unknown[0])
     if LAST_EVENT_ID in request.headers:
         name, text = LAST_EVENT_ID, request.headers[LAST_EVENT_ID]
     else:

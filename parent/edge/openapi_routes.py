@@ -208,6 +208,7 @@ OPERATIONS: tuple[Operation, ...] = (
         {200: Answer("its events", types=(EVENTS,))}, (404, 429),
         query=(
             Query("offset", "the id of the last event that is known", {**_NUMBER, "maximum": 10**15 - 1}),
+            Query("follow", "whether to wait for what comes", {"enum": ["true", "false"]}),
         ),
     ),
     Operation("post", "/api/jobs/{id}/cancel", "End it.", {202: Answer("the row", "Job")}, (404,)),

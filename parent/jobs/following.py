@@ -52,9 +52,9 @@ class Readers:
         self._logs = logs
         self._count = 0
 
-    async def read(self, job: Job, offset: int) -> AsyncIterator[bytes]:
-        """Server-sent events behind the byte `offset` of the job's log, to the last one. What comes first
-        may be empty; a comment comes after so much silence.
+    async def read(self, job: Job, offset: int, follow: bool) -> AsyncIterator[bytes]:
+        """Server-sent events behind the byte `offset` of the job's log: to the last one with `follow`, else
+        those that are there. What comes first may be empty; a comment comes after so much silence.
 
         Raises ApiError, before anything else, where the log has no such place or too many read.
         """
@@ -73,16 +73,17 @@ class Readers:
             yield b""
             woken = asyncio.Event()
             with self._logs.watching(job.id, woken):
-                async for events in self._follow(job.id, path, place, woken):
+                async for events in self._follow(job.id, path, place, woken if follow else None):
                     yield events
         finally:
             self._count -= 1
 
     async def _follow(
-        self, job_id: str, path: Path, place: int, woken: asyncio.Event
+        self, job_id: str, path: Path, place: int, woken: asyncio.Event | None
     ) -> AsyncIterator[bytes]:
         while True:
-            woken.clear()
+            if woken is not None:
+                woken.clear()
             # Looked at before the file: what was written by then is found in it.
             row, is_written = self._store.get(job_id), self._logs.is_written(job_id)
             piece = await asyncio.to_thread(_read, path, place)
@@ -95,6 +96,8 @@ class Readers:
             elif not row.active and is_written:
                 if not await asyncio.to_thread(_has_end, path):
                     yield _sse(place, encode_event(_end_of(row), row.ended or 0.0))
+                return
+            elif woken is None:
                 return
             else:
                 try:

@@ -16,8 +16,7 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,8 @@ logger = logging.getLogger("mlxpool.jobs")
 LOGS_FOLDER = "jobs"
 # A page that asks again and again by mistake.
 MAX_WAITING = 100
+# A machine that does nothing else lends the GPU sooner.
+LASTING_WAIT_S = 0.5
 _GPU_LINE = "gpu"
 # Modules of processes that compute; they need what a worker's environment has.
 _COMPUTING = "mlxpool.worker."
@@ -214,7 +215,7 @@ class Jobs:
         crashed: str | None = None
         try:
             needs, argv, env = await asyncio.to_thread(self._prepare, run)
-            async with self._lent(run, needs):
+            async with self._lent(run, needs) if needs.gpu else contextlib.nullcontext():
                 crashed = await self._process(run, argv, env)
         except asyncio.CancelledError:
             run.cancelled = run.cancelled or "cancelled"
@@ -235,11 +236,18 @@ class Jobs:
         # So that a line is heard when it is said.
         return needs, argv, {**env, "PYTHONUNBUFFERED": "1", **run.kind.env(run.config, here)}
 
-    def _lent(self, run: _Run, needs: Needs) -> AbstractAsyncContextManager[None]:
-        if not needs.gpu:
-            return contextlib.nullcontext()
+    @contextlib.asynccontextmanager
+    async def _lent(self, run: _Run, needs: Needs) -> AsyncIterator[None]:
+        """The GPU for this job. Who reads its log is told of a wait that lasts."""
         self.store.progress(run.job_id, 0.0, "waits for the GPU")
-        return self._gpu.exclusive(_holder(run), needs.memory_bytes)
+        waits = Stage("wait", 0.0, "for the GPU")
+        telling = asyncio.get_running_loop().call_later(LASTING_WAIT_S, self.logs.say, run.job_id, waits)
+        try:
+            async with self._gpu.exclusive(_holder(run), needs.memory_bytes):
+                telling.cancel()
+                yield
+        finally:
+            telling.cancel()
 
     async def _process(self, run: _Run, argv: list[str], env: dict[str, str]) -> str | None:
         """Run it to its end. How it ended where that was no exit with 0."""

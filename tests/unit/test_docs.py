@@ -43,6 +43,10 @@ def test_the_fields_page_is_what_make_docs_writes(generate: ModuleType) -> None:
     assert (DOCS / "fields.md").read_text() == generate.fields()
 
 
+def test_the_page_of_jobs_lists_the_kinds_as_make_docs_writes_them(generate: ModuleType) -> None:
+    assert (DOCS / "jobs.md").read_text() == generate.jobs()
+
+
 @pytest.mark.parametrize(
     ("title", "table"),
     [
