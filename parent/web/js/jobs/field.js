@@ -59,6 +59,7 @@ function Text({ field, common, value, model, onChange }) {
     };
   }, [field.source, ofModel]);
   const list = offered.length > 0 ? `${common.id}-list` : undefined;
+  if (field.isLong) return html`<textarea class="input" rows="4" ...${common} value=${value} onInput=${(event) => onChange(event.target.value)}></textarea>`;
   const input = html`<input class="input" type="text" ...${common} value=${value} list=${list} autocomplete="off" autocapitalize="off" spellcheck=${false}
     inputmode=${field.kind === "number" ? "decimal" : undefined} placeholder=${field.hint.fallback || PLACEHOLDERS[field.source] || undefined}
     onInput=${(event) => onChange(event.target.value)} />`;

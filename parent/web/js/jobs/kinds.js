@@ -23,7 +23,7 @@ export async function readKinds() {
 /** Names that a field of an adapter or a dataset can hold; a person may type another. model: whose adapters. */
 export async function offers(source, model) {
   if (source === "adapter") return adapters(model);
-  if (source === "dataset") return made("dataset");
+  if (source === "dataset") return datasets();
   return [];
 }
 
@@ -39,8 +39,7 @@ async function adapters(model) {
   }
 }
 
-/** Names of what jobs of a kind have made. */
-function made(kind) {
-  const done = [...jobs.value.values()].filter((job) => job.kind === kind && job.status === "done");
-  return [...new Set(done.map((job) => job.result?.name ?? job.config?.name).filter(Boolean))];
+/** Datasets that jobs have made. */
+function datasets() {
+  return [...new Set([...jobs.value.values()].map((job) => (job.kind === "dataset" ? job.result?.dataset : null)).filter(Boolean))];
 }

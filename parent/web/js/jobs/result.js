@@ -25,7 +25,7 @@ export function Result({ job }) {
     <dl class="job-facts">${Object.entries(job.result).map(([name, value]) => html`<div key=${name}><dt>${name.replaceAll("_", " ")}</dt><dd>${inWords(value)}</dd></div>`)}</dl>
     ${model && html`<${Model} name=${model} />`}
     ${job.kind === "finetune" && adapter && html`<${Adapter} adapter=${adapter} model=${job.config.model} />`}
-    ${job.kind === "dataset" && html`<p class="job-next"><a class="button small" href="${linkTo("jobs", "new/finetune")}?data=${encodeURIComponent(job.result.name ?? job.config.name ?? "")}">Fine-tune with it</a></p>`}
+    ${job.kind === "dataset" && html`<p class="job-next"><a class="button small" href="${linkTo("jobs", "new/finetune")}?data=${encodeURIComponent(job.result.dataset ?? "")}">Fine-tune with it</a></p>`}
   </section>`;
 }
 

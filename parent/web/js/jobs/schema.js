@@ -3,12 +3,14 @@
 // The server alone decides what is right; here a text becomes the number or the list that it looks like, and
 // whatever does not is sent as it was typed, so that the refusal names it.
 
+// A field that takes so much is for paragraphs.
+const LONG_CHARS = 1_000;
 const NUMBER = /^[+-]?(\d[\d_]*)?\.?\d+(e[+-]?\d+)?$/i;
 
 /**
- * The fields of a form, in the schema's order: {name, label, help, kind, source, required, fallback, choices,
- * hint: {range, fallback}}. kind: "flag", "choice", "choice-flag", "number", "list", "either" (a number or a text),
- * "text".
+ * The fields of a form, in the schema's order: {name, label, help, kind, isLong, source, required, fallback,
+ * choices, hint: {range, fallback}}. kind: "flag", "choice", "choice-flag", "number", "list", "either" (a number
+ * or a text), "text".
  */
 export function fieldsOf(schema) {
   const required = new Set(schema.required ?? []);
@@ -25,6 +27,7 @@ function fieldOf(name, property, required) {
     name,
     label: name.replaceAll("_", " "),
     help: shape.description ?? "",
+    isLong: (shape.maxLength ?? 0) >= LONG_CHARS,
     source: shape["x-source"] ?? kinds.find((one) => one["x-source"])?.["x-source"] ?? null,
     required,
     fallback,
