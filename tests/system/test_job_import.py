@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from mlxpool.shared import backend, checkpoint
 from tests.tools.gemma_fixture import gemma_gguf
@@ -19,6 +20,11 @@ from tests.tools.starter_fixture import FOLDER_NAME, starter_gguf
 
 PROMPTS = ["The capital of France is", "Water boils at"]
 TOKENS = 8
+TEXTS = [
+    "  two  spaces, and\ttabs\n\n\nlines\r\n",
+    "naïve café 漢字 العربية हिन्दी 🙂👨‍👩‍👧",
+    "def f(x):\n    return x**2  # 12345, 3.14 <b>bold</b>",
+]
 SAME_FILES = (
     "config.json",
     "generation_config.json",
@@ -104,6 +110,13 @@ async def test_an_imported_k_quant_says_what_its_dequantised_weights_say(place: 
         row = await import_file(served, gemma_gguf(), name="gemma", dtype="float32")
         assert row["status"] == "done", row
         assert row["result"]["model"] == "gemma"
+        tokens = Tokenizer.from_file(str(place / "home" / "models" / "gemma" / "tokenizer.json"))
+        for text in TEXTS:
+            assert tokens.decode(tokens.encode(text).ids) == text
+        # Runs of white space and tags are tokens put in by hand; digits stand alone, what has no token is bytes.
+        assert tokens.encode("x\n\n  y<b>12\r", add_special_tokens=False).tokens == [
+            "x", "\n\n", "  ", "y", "<b>", "1", "2", "<0x0D>",
+        ]  # fmt: skip
         expected = plain_loop(gemma_gguf(), place / "home" / "models" / "gemma" / "tokenizer.json")
         # Known ids of Gemma's vocabulary: <bos>, then the words with their spaces.
         assert expected[0][0] == [2, 818, 5279, 529, 7001, 563]
