@@ -223,7 +223,7 @@ class Jobs:
             run.last = run.last or Failed(refused.message)
         except Exception as problem:
             logger.exception("job %s", run.job_id)
-            crashed = f"a fault of the server's: {type(problem).__name__}: {problem}"
+            run.last = run.last or Failed(f"a fault of the server's: {type(problem).__name__}: {problem}")
         self._end(run, crashed)
 
     def _prepare(self, run: _Run) -> tuple[Needs, list[str], dict[str, str]]:
@@ -259,7 +259,8 @@ class Jobs:
         try:
             return await run.process.run(argv, env, self._run_folder)
         except (OSError, ValueError) as problem:
-            return f"it could not be started: {problem}"
+            run.last = Failed(f"the job's process could not be started: {problem}")
+            return None
         finally:
             run.process = None
 
