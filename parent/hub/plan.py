@@ -34,7 +34,7 @@ _BESIDE_WEIGHTS = re.compile(
 )
 # How the weights of a repository that has none for us are called, and what to say then.
 _OTHER_WEIGHTS = (
-    (".gguf", "only GGUF files, which this version can't import"),
+    (".gguf", "only GGUF files; download one and `mlxpool import` it"),
     (".bin", "only PyTorch weights; look for a conversion of it to MLX or safetensors"),
     (".safetensors", "no model*.safetensors (an adapter, or a part of a larger model?)"),
 )

@@ -15,7 +15,7 @@ import msgspec
 from mlxpool.shared.files import open_regular
 from mlxpool.shared.text import cut
 
-from . import rope
+from . import cutters, rope
 from .configs import Geometry, config, geometry
 from .facts import Facts
 from .families import EMBEDDING, OUTPUT, ROPE_FACTORS, Change, expected, family, place_of
@@ -59,6 +59,7 @@ def plan(header: Header, dtype: Dtype) -> Plan:
     """How a model becomes a folder. Raises GgufError naming what is not known or does not fit."""
     facts = Facts(header.metadata)
     known = family(facts.architecture)
+    cutters.kind(facts)
     tensors = dict(header.tensors)
     if EMBEDDING not in tensors or len(tensors[EMBEDDING].shape) != 2:
         raise GgufError(

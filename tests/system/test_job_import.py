@@ -113,7 +113,7 @@ async def test_an_imported_k_quant_says_what_its_dequantised_weights_say(place: 
         tokens = Tokenizer.from_file(str(place / "home" / "models" / "gemma" / "tokenizer.json"))
         for text in TEXTS:
             assert tokens.decode(tokens.encode(text).ids) == text
-        # Runs of white space and tags are tokens put in by hand; digits stand alone, what has no token is bytes.
+        # Runs of white space and tags were put in by hand; digits stand alone, what has no token is bytes.
         assert tokens.encode("x\n\n  y<b>12\r", add_special_tokens=False).tokens == [
             "x", "\n\n", "  ", "y", "<b>", "1", "2", "<0x0D>",
         ]  # fmt: skip

@@ -117,7 +117,10 @@ def test_a_linear_rope_scaling_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0"])
-def test_native_keeps_the_files_own_numbers(tmp_path: Path, name: str) -> None:
+def test_native_keeps_the_files_own_numbers(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "ROWS_BYTES", 20 * 4 * HIDDEN)
     form = GGMLQuantizationType[name]
     weights = random_weights("llama")
     path = gguf_files.write(tmp_path / "m.gguf", Model("llama", weights, format=form))
@@ -143,6 +146,8 @@ def test_native_without_anything_to_keep_is_refused(tmp_path: Path) -> None:
 
 def test_sixteen_bits_are_rounded_as_mlx_rounds(tmp_path: Path) -> None:
     weights = random_weights("llama")
+    # Halfway between two numbers of bfloat16, and of float16: the even one is taken.
+    weights["model.norm.weight"][:4] = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11]
     path = gguf_files.write(tmp_path / "m.gguf", Model("llama", weights))
     for dtype in (mx.bfloat16, mx.float16):
         name: Any = str(dtype).removeprefix("mlx.core.")

@@ -152,6 +152,7 @@ def test_pipes_folders_and_nothing_are_no_files(tmp_path: Path) -> None:
 
 UNKNOWN: list[tuple[str, dict[str, Any], str]] = [
     ("mamba", {}, "the GGUF's architecture is 'mamba'; this import knows llama, qwen2, qwen3, gemma3"),
+    ("llama", {"tokenizer.ggml.pre": "odd"}, "tokenizer.ggml.pre is 'odd'; of gpt2's kind this import knows"),
     (
         "llama",
         {"llama.expert_count": 8},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from mlxpool.shared.gguf import header
+from mlxpool.shared.gguf import cutters, header
 from mlxpool.shared.gguf.header import GgufError, Header
 from mlxpool.worker.gguf import bpe, spm, tokenizer
 from mlxpool.worker.gguf.tokenizer import TokenizerFiles
@@ -38,7 +38,7 @@ def words(pre: str, text: str) -> list[str]:
     return [text[begin:end] for _, (begin, end) in made.pre_tokenizer.pre_tokenize_str(text)]
 
 
-@pytest.mark.parametrize("pre", bpe.CUTTERS)
+@pytest.mark.parametrize("pre", cutters.CUTTERS)
 def test_every_text_comes_back_from_byte_level_tokens(pre: str) -> None:
     made = built(**bpe_tokens(pre)).tokenizer
     for text in TEXTS:
@@ -117,6 +117,11 @@ def test_every_token_that_ends_an_answer_is_one() -> None:
     tokens["tokenizer.ggml.eos_token_id"] = 258
     assert built(**tokens, **{"tokenizer.ggml.eot_token_id": 259}).end_ids == [258, 259, 260]
     assert built(**bpe_tokens()).end_ids == [260]
+    # One that stands for what is unknown as well is no end.
+    tokens = bpe_tokens()
+    tokens["tokenizer.ggml.tokens"][258] = "<|endoftext|>"
+    assert built(**tokens).end_ids == [260, 258]
+    assert built(**tokens, **{"tokenizer.ggml.unknown_token_id": 258}).end_ids == [260]
 
 
 def test_template_and_special_tokens_are_in_the_config() -> None:

@@ -75,7 +75,7 @@ def test_small_files_come_first() -> None:
         (["model.safetensors", "tokenizer.json"], "has no config.json: it is no model that MLX can load"),
         (
             ["config.json", "tokenizer.json", "m-q4.gguf"],
-            "has only GGUF files, which this version can't import",
+            "has only GGUF files; download one and `mlxpool import` it",
         ),
         (
             ["config.json", "tokenizer.json", "pytorch_model.bin"],

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from mlxpool.shared.gguf import cutters
 from mlxpool.shared.gguf.facts import Facts
 from mlxpool.shared.gguf.header import GgufError, Header
 from mlxpool.shared.text import cut
@@ -19,7 +20,6 @@ from . import bpe, spm
 
 _KEY = "tokenizer.ggml."
 _TEXT, _UNKNOWN, _CONTROL, _BY_HAND, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-_KINDS = ("gpt2", "llama")
 # Keys whose tokens end an answer, and control tokens that do where a file names only one of them.
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>")
@@ -37,9 +37,7 @@ class TokenizerFiles(NamedTuple):
 def build(header: Header, rows: int) -> TokenizerFiles:
     """header: with its long lists. rows: of the embedding, which no token may be beyond. Raises GgufError."""
     facts = Facts(header.metadata)
-    model = facts.text(f"{_KEY}model")
-    if model not in _KINDS:
-        raise GgufError(f"tokenizer.ggml.model is {cut(repr(model))}; this import knows {', '.join(_KINDS)}")
+    model = cutters.kind(facts)
     tokens = _list(facts, "tokens", str)
     kinds = _list(facts, "token_type", int) if facts.has(f"{_KEY}token_type") else [_TEXT] * len(tokens)
     if not tokens or len(tokens) > rows or len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
@@ -50,8 +48,8 @@ def build(header: Header, rows: int) -> TokenizerFiles:
     special = {name: _special(facts, name, tokens) for name in ("bos", "eos", "unknown", "padding")}
     space_first = facts.truth(f"{_KEY}add_space_prefix", model == "llama")
     if model == "gpt2":
-        pre = facts.text(f"{_KEY}pre") if facts.has(f"{_KEY}pre") else "default"
-        begins = bpe.cutter(pre).begins
+        pre = cutters.pre(facts)
+        begins = cutters.cutter(pre).begins
         made = bpe.build(tokens, _list(facts, "merges", str), pre)
     else:
         begins = True
