@@ -82,7 +82,10 @@ def progress(*, quiet: bool) -> Iterator[Report]:
 
 def figures(values: Mapping[str, float]) -> str:
     """Figures for people: `iteration 10  train_loss 2.31`."""
-    return "  ".join(f"{name} {value:.6g}" for name, value in values.items())
+    return "  ".join(
+        f"{name} {int(value) if float(value).is_integer() else f'{value:.6g}'}"
+        for name, value in values.items()
+    )
 
 
 def run(server: client.Client, kind: str, config: object, report: Report) -> Job:

@@ -64,7 +64,8 @@ def make_command(kind: Kind) -> click.Command:
             click.echo(job.id)
         else:
             for name, value in result.items():
-                click.echo(f"{name}: {value}")
+                if value is not None:
+                    click.echo(f"{name}: {value}")
         return 0
 
     made = click.command(kind.name, help=f"{kind.summary} {_NOTE}")(command)

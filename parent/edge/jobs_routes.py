@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from mlxpool.parent.jobs.reading import MAX_CONFIG_BYTES
 from mlxpool.parent.jobs.runner import Jobs
 from mlxpool.parent.jobs.shape import shape_of
 from mlxpool.shared.errors import error
@@ -14,6 +15,9 @@ from mlxpool.shared.text import cut
 
 from .jobs_events import JobEvents
 from .reply import json_response
+
+# What a configuration may have, in whatever way it is written.
+MAX_BODY_BYTES = 8 * MAX_CONFIG_BYTES
 
 
 class JobBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,8 +46,14 @@ class JobRoutes:
 
     async def submit(self, request: web.Request) -> web.Response:
         """POST /api/jobs: the new row, or that of the same job where one is under way."""
+        raw = await request.read()
+        if len(raw) > MAX_BODY_BYTES:
+            raise error(
+                "invalid_request",
+                f"the body has {len(raw)} bytes, and a job's at most {MAX_BODY_BYTES}; name a file instead",
+            )
         try:
-            body = msgspec.json.decode(await request.read(), type=JobBody)
+            body = msgspec.json.decode(raw, type=JobBody)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
             raise error(
                 "invalid_request",

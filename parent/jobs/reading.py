@@ -34,7 +34,9 @@ def read_config(config: type[msgspec.Struct], raw: Mapping[str, Any]) -> msgspec
     faults = []
     for name in raw:
         if name not in properties:
-            faults.append(Fault(cut(name), f"unknown, {known(cut(name), properties)}"))
+            # Nearness takes time, and more of them are not shown.
+            near = known(cut(name), properties) if len(faults) < MAX_FAULTS else ""
+            faults.append(Fault(cut(name), f"unknown, {near}"))
     for field in msgspec.structs.fields(config):
         if field.encode_name in raw:
             value = raw[field.encode_name]

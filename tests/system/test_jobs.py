@@ -174,7 +174,8 @@ REFUSALS: list[tuple[str, str, bytes | None, int, str]] = [
     ("GET", "/api/jobs/ID/events?follow=yes", None, 400, "follow is 'yes'; use true or false"),
     ("GET", "/api/jobs/..%2Fstate/events", None, 404, "no job '../state' here"),
     ("POST", "/api/jobs", b"[" * 500_000, 400, "use {"),
-    ("POST", "/api/jobs", b'{"kind":"pull","config":' + b'{"a":' * 500_000, 400, "use {"),
+    ("POST", "/api/jobs", b" " * 600_000, 400, "the body has 600000 bytes, and a job's at most 524288"),
+    ("POST", "/api/jobs", b'{"kind":"pull","config":' + b'{"a":' * 100_000, 400, "use {"),
     ("POST", "/api/jobs", b'{"kind":"scripted","config":{"name":"\\ud800","steps":1}}', 400, "use {"),
     (
         "POST",

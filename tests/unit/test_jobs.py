@@ -146,6 +146,19 @@ async def test_a_running_job_that_is_cancelled_keeps_the_gpu_until_it_is_gone(wo
     assert alive == []
 
 
+async def test_what_a_job_has_started_is_gone_when_its_row_ends(world: World) -> None:
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    code = f"""child = subprocess.Popen([sys.executable, "-c", {deaf!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+say(f"child {{child.pid}}")
+{DONE}"""
+    job = await world.submit(code)
+    await world.until(job, "done")
+    (line,) = [event["line"] for kind, event in await world.events(job) if kind == "log"]
+    pid = int(str(line).removeprefix("child "))
+    assert not psutil.pid_exists(pid) or not _runs(psutil.Process(pid))
+
+
 def _runs(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE

@@ -70,6 +70,8 @@ async def test_what_a_killed_server_left_unended_is_interrupted(tmp_path: Path) 
         assert ran.ended >= ran.started
         assert [kind for kind, _ in await world.events(job)] == ["started", "stage", "interrupted"]
         assert await world.events(waiting) == [("interrupted", {"error": "the server ended while it waited"})]
+        last = world.jobs.logs.path(job.id).read_bytes().splitlines()[-1]
+        assert b'"type":"interrupted"' in last
         again = await world.submit(DONE, number=2)
         await world.until(again, "done")
 
