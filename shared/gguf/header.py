@@ -28,7 +28,9 @@ MAX_ENTRIES = 65_536
 MAX_TENSORS = 65_536
 MAX_NAME_BYTES = 1_024
 MAX_TEXT_BYTES = 16 * 2**20
-MAX_LIST = 16 * 2**20
+MAX_LIST = 2 * 2**20
+# Of the largest vocabularies it is 10; each byte of it may be work of the server, which serves meanwhile.
+MAX_HEADER_BYTES = 64 * 2**20
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT_BYTES = 2**20
 DEFAULT_ALIGNMENT_BYTES = 32
@@ -128,6 +130,8 @@ class _Reader:
             raise self._damaged(f"it ends within {cut(what)} ({self._file_bytes} bytes in all)")
         taken = self._file.read(size)
         self._left -= size
+        if self._file_bytes - self._left > MAX_HEADER_BYTES:
+            raise self._damaged(f"its header is longer than {MAX_HEADER_BYTES} bytes, which is not believed")
         if len(taken) != size:
             raise self._damaged("it became shorter while it was read")
         return taken

@@ -101,7 +101,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"entries": 1, "rest": text("k") + struct.pack("<I", 77)}, "k has the unknown type 77"),
     ({"entries": 1, "rest": text("k") + struct.pack("<IIQ", 9, 9, 1)}, "k is a list of the unknown type 9"),
     (
-        {"entries": 1, "rest": text("k") + struct.pack("<IIQ", 9, 10, 2**24)},
+        {"entries": 1, "rest": text("k") + struct.pack("<IIQ", 9, 10, 2**21)},
         "it ends within k",
     ),
     (
@@ -140,6 +140,14 @@ CASES: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("content", "said"), CASES, ids=[said[:30] for _, said in CASES])
 def test_what_a_header_can_not_say_is_named(tmp_path: Path, content: dict[str, Any], said: str) -> None:
     assert said in refusal(made(tmp_path / "m.gguf", **content))
+
+
+def test_a_header_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    full = text("k") + struct.pack("<IIQ", 9, 12, 2**21) + bytes(2**24)
+    path = made(
+        tmp_path / "m.gguf", entries=5, rest=b"".join(full.replace(b"k", b"%d" % at, 1) for at in range(5))
+    )
+    assert "its header is longer than 67108864 bytes" in refusal(path)
 
 
 def test_pipes_folders_and_nothing_are_no_files(tmp_path: Path) -> None:
