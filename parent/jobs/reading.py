@@ -31,7 +31,7 @@ MAX_PROBLEM_CHARS = 1000
 def read_config(config: type[msgspec.Struct], raw: Mapping[str, Any]) -> msgspec.Struct | list[Fault]:
     """The configuration, or everything that is wrong with it."""
     properties = shape_of(config)["properties"]
-    faults = []
+    faults: list[Fault] = []
     for name in raw:
         if name not in properties:
             # Nearness takes time, and more of them are not shown.
