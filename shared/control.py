@@ -177,6 +177,14 @@ class AdapterList(msgspec.Struct, frozen=True):
     data: list[MountedAdapter]
 
 
+class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The one line of the answer of `POST /control/lease`, which begins once the rows that run have ended.
+    It stays open, and as long as it does the worker computes nothing: the connection is the lease, and
+    closing it, from either side, its end."""
+
+    state: Literal["leased"] = "leased"
+
+
 class PromptCacheStats(msgspec.Struct, frozen=True):
     """The tier in memory. entries: records held. cached_tokens: prompt tokens that needed no prefill.
     hits and misses: prompts that found a prefix here or on disk, and those that found none."""

@@ -37,6 +37,7 @@ from mlxpool.worker.engine.row import Row
 from mlxpool.worker.engine.terms import Loaded
 from mlxpool.worker.grammar.service import GrammarService
 from mlxpool.worker.grammar.thinking_budget import within_budget
+from mlxpool.worker.lease import idle_or_resting, lease
 from mlxpool.worker.load import backend
 from mlxpool.worker.mailbox import Mailbox
 from mlxpool.worker.request.prepare import NoRoom, Prepared, Preparer
@@ -115,6 +116,7 @@ class Server:
         app.router.add_post("/control/flush", self._flush)
         app.router.add_post("/control/cache", self._share)
         add_adapter_routes(app, self._adapters)
+        app.router.add_post("/control/lease", partial(lease, self._engine.hold))
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await self._runner.setup()
         await web.SockSite(self._runner, _private_socket(self._launch.socket)).start()
@@ -171,11 +173,7 @@ class Server:
         self._draining = True
         # Answers that would take all of it leave something to write what is there.
         answers_s = timeout_s - min(WRITING_S, timeout_s * WRITING_SHARE)
-        try:
-            async with asyncio.timeout(answers_s):
-                await self._idle.wait()
-        except TimeoutError:
-            pass
+        await idle_or_resting(self._idle, self._engine.hold, answers_s)
         rest_s = timeout_s - (time.perf_counter() - began_s)
         report = await durability.flush(self._engine, max(0.0, rest_s))
         elapsed_ms = (time.perf_counter() - began_s) * 1000

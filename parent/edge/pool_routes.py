@@ -80,4 +80,4 @@ class PoolRoutes:
         slot = self._pool.slot(model.name)
         if slot is None:
             return json_response(ModelState(model.name, "absent", model.settings.pin, None), 202)
-        return json_response(ModelState(model.name, slot.phase, slot.pinned, slot.reason), 202)
+        return json_response(ModelState(model.name, slot.phase, slot.pinned, self._pool.reason(slot)), 202)

@@ -81,3 +81,13 @@ def queue_timeout(slot: Slot, waited_s: float) -> ApiError:
         f"waited {format_duration(waited_s)} for model {slot.name!r}: {why}",
         retry_after_s=RETRY_TIMEOUT_S,
     )
+
+
+def gpu_leased(slot: Slot, waited_s: float, holder: str, held: bool) -> ApiError:
+    """The 503 for a request that has waited too long behind a job that has the GPU for itself, or will."""
+    why = f"the GPU is held by {holder}" if held else f"{holder} waits for the GPU before it"
+    return error(
+        "gpu_leased",
+        f"waited {format_duration(waited_s)} for model {slot.name!r}: {why}",
+        retry_after_s=RETRY_TIMEOUT_S,
+    )

@@ -8,6 +8,7 @@ import msgspec
 
 from mlxpool.shared.errors import ApiError
 
+from .leases import Lease
 from .state import ModelSpec, Ticket
 
 
@@ -46,6 +47,19 @@ class Effects(Protocol):
 
     def revoke(self, ticket: Ticket, err: ApiError) -> None:
         """A granted ticket's request must end with this error."""
+
+    def lease(self, worker: int) -> None:
+        """Ask the worker to finish its rows and compute nothing; `on_leased` follows, `on_unleased` where it
+        can't or no longer does. Over with `unlease`, and with drain, stop and kill."""
+
+    def unlease(self, worker: int) -> None:
+        """Let the worker compute again."""
+
+    def lend(self, lease: Lease) -> None:
+        """The GPU is this holder's alone until `on_release`."""
+
+    def deny(self, lease: Lease, err: ApiError) -> None:
+        """A lease that waits won't be held."""
 
     def log(self, event: str, model: str, detail: str = "") -> None:
         """Something a person may want to know happened."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from .contract import Limits
+from .leases import OPEN
 from .state import Slot, Ticket
 
 
-def expires(slot: Slot, ticket: Ticket, limits: Limits) -> float | None:
-    """When a queued ticket has waited too long. Not while its model loads: load_timeout watches over that."""
+def expires(slot: Slot, ticket: Ticket, limits: Limits, gate: int = OPEN) -> float | None:
+    """When a queued ticket has waited too long. Not while its model loads: load_timeout watches over that.
+
+    gate: tickets from there on wait for no load.
+    """
     loading = slot.phase == "loading" or (slot.phase == "starting" and slot.told_go)
-    return None if loading else ticket.arrived + limits.queue_timeout_s
+    return None if loading and ticket.number < gate else ticket.arrived + limits.queue_timeout_s
 
 
 def load_deadline(slot: Slot, limits: Limits) -> float | None:
@@ -20,7 +24,12 @@ def load_deadline(slot: Slot, limits: Limits) -> float | None:
 
 
 def stall_deadline(slot: Slot, limits: Limits) -> float | None:
-    """When a worker with work and no progress is given up, whether or not anybody waits for it still."""
+    """When a worker with work and no progress is given up, whether or not anybody waits for it still.
+
+    One that computes nothing because it was asked to is none; one that does not even answer that is.
+    """
+    if slot.phase == "ready" and slot.lease != "none":
+        return slot.lease_since + limits.stall_timeout_s if slot.lease == "asked" else None
     if slot.phase in ("ready", "draining") and slot.works:
         return slot.last_progress + limits.stall_timeout_s
     return None
@@ -34,11 +43,11 @@ def idle_deadline(slot: Slot) -> float | None:
     return None if ttl is None else slot.last_used + ttl
 
 
-def next_deadline(slots: list[Slot], limits: Limits) -> float | None:
+def next_deadline(slots: list[Slot], limits: Limits, gate: int = OPEN) -> float | None:
     """The earliest of all of them."""
     times: list[float | None] = []
     for slot in slots:
-        times.extend(expires(slot, ticket, limits) for ticket in slot.waiting)
+        times.extend(expires(slot, ticket, limits, gate) for ticket in slot.waiting)
         times += [load_deadline(slot, limits), stall_deadline(slot, limits), idle_deadline(slot)]
         if slot.revive and not slot.alive and not slot.waiting:
             times.append(slot.retry_at)

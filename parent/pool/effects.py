@@ -22,6 +22,8 @@ import msgspec
 from mlxpool.shared.control import Failed, Heartbeat, Imported, Launch, Loading, Status
 from mlxpool.shared.errors import ApiError
 
+from . import native_lease
+from .leases import Lease
 from .process import WorkerProcess
 from .prompt_caches import PromptCaches
 from .scheduler import Scheduler
@@ -86,6 +88,7 @@ class Worker:
     upstream: Upstream
     log: RotatingLog
     reason: str | None = None  # its own words for why it ends
+    lease: asyncio.Task[None] | None = None  # holds the connection that is its lease
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     tokens: int = 0  # as of its last heartbeat, at `heard` (monotonic)
     heard: float = 0.0
@@ -164,6 +167,7 @@ class PoolEffects:
         self.workers: dict[int, Worker] = {}
         self.caches = PromptCaches(cache_bytes, self._upstream, self._background)
         self.grants: dict[int, Grant] = {}
+        self._lent: dict[int, asyncio.Future[None]] = {}
         self.recent: collections.deque[PoolEvent] = collections.deque(maxlen=RECENT_EVENTS)
 
     # ---- effects ----------------------------------------------------------------------------------------
@@ -217,17 +221,20 @@ class PoolEffects:
 
     def drain(self, worker: int) -> None:
         """Ask the worker to drain, in the background."""
+        self.unlease(worker)
         self.caches.leaving(worker)
         self._background(worker, self._drain(worker))
 
     def stop(self, worker: int) -> None:
         """SIGTERM, then SIGKILL."""
+        self.unlease(worker)
         self.caches.leaving(worker)
         self.workers[worker].process.stop()
 
     def kill(self, worker: int) -> None:
         """SIGKILL."""
         if worker in self.workers:
+            self.unlease(worker)
             self.caches.leaving(worker)
             self.workers[worker].process.kill()
 
@@ -252,6 +259,39 @@ class PoolEffects:
             grant.revoked = err
             if grant.on_revoke is not None:
                 grant.on_revoke()
+
+    def lease(self, worker: int) -> None:
+        """Ask for the worker's lease, and hold it, in the background."""
+        known = self.workers[worker]
+        known.lease = self._task(worker, self._hold(known))
+
+    def unlease(self, worker: int) -> None:
+        """Close the connection that is the worker's lease."""
+        known = self.workers.get(worker)
+        if known is not None and known.lease is not None:
+            known.lease.cancel()
+            known.lease = None
+
+    def lend(self, lease: Lease) -> None:
+        """Whoever waits for it may begin."""
+        future = self.lent(lease)
+        if not future.done():
+            future.set_result(None)
+
+    def deny(self, lease: Lease, err: ApiError) -> None:
+        """Whoever waits for it hears why not."""
+        future = self.lent(lease)
+        if not future.done():
+            future.set_exception(err)
+            future.exception()  # it may have stopped waiting: nobody needs to look
+
+    def lent(self, lease: Lease) -> asyncio.Future[None]:
+        """What settles once the lease is lent or denied; until `lent_over`."""
+        return self._lent.setdefault(lease.number, self._loop.create_future())
+
+    def lent_over(self, lease: Lease) -> None:
+        """Nobody waits for it or holds it any more."""
+        self._lent.pop(lease.number, None)
 
     def log(self, event: str, model: str, detail: str = "") -> None:
         """Keep it for the page, and write it to the parent's log."""
@@ -364,6 +404,19 @@ class PoolEffects:
             self.scheduler.on_failed(known.number, f"the worker says it is ready, but {problem}")
         self._changed()
 
+    async def _hold(self, known: Worker) -> None:
+        """The worker's lease, for as long as this runs."""
+
+        def leased() -> None:
+            self.scheduler.on_leased(known.number)
+            self._changed()
+
+        broke = await native_lease.hold(known.upstream, leased)
+        # One that dies closes its sockets first; `exited` tells better why, and ends this.
+        await asyncio.sleep(FAILED_EXIT_WAIT_S)
+        self.scheduler.on_unleased(known.number, broke)
+        self._changed()
+
     async def _drain(self, worker: int) -> None:
         """Drain over the socket; whatever happens, `on_drained` follows."""
         ended = await self.caches.drain(worker, self.drain_timeout_s)
@@ -377,10 +430,14 @@ class PoolEffects:
         return known.upstream if known is not None else None
 
     def _background(self, worker: int, work: Coroutine[None, None, None]) -> None:
+        self._task(worker, work)
+
+    def _task(self, worker: int, work: Coroutine[None, None, None]) -> asyncio.Task[None] | None:
         if worker not in self.workers:
             work.close()
-            return
+            return None
         task = self._loop.create_task(work)
         tasks = self.workers[worker].tasks
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+        return task

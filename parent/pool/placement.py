@@ -6,7 +6,8 @@ to those ahead in the line. A model starts when its plan fits what is free witho
 needs room, victims are taken from ready, unpinned models: idle ones first, least recently used first. Idle
 victims are drained at once; busy ones are *closing*: tickets that were queued for them already are served,
 later ones wait behind the eviction. Nothing here is latched: a victim that stops being needed reopens with
-the next call. It decides and changes nothing; `Scheduler` carries it out.
+the next call. Tickets behind the gate (leases.py) are not there: they start nothing, and nothing waits for
+them. It decides and changes nothing; `Scheduler` carries it out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from .leases import OPEN
 from .state import SPARE, Slot
 
 
@@ -37,17 +39,21 @@ class Placement:
     blocked: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def place(slots: Iterable[Slot], budget: int, next_ticket: int, spare: Slot | None = None) -> Placement:
+def place(
+    slots: Iterable[Slot], budget: int, next_ticket: int, spare: Slot | None = None, gate: int = OPEN
+) -> Placement:
     """The next moves for these slots within `budget` bytes.
 
     next_ticket: the number after the newest. spare: a worker without a model, whose bytes become part of
-    the plan of the first model that starts, and which goes before any model does.
+    the plan of the first model that starts, and which goes before any model does. gate: only tickets
+    numbered below it count.
     """
     slots = [*slots, spare] if spare is not None and spare.alive else list(slots)
     adoptable = spare.reserved if spare is not None and spare.phase == "starting" else 0
     out = Placement()
     demands = sorted(
-        (s for s in slots if s.waiting and s.phase != "ready"), key=lambda s: s.waiting[0].number
+        (s for s in slots if s.waiting and s.waiting[0].number < gate and s.phase != "ready"),
+        key=lambda s: s.waiting[0].number,
     )
     excess = sum(max(0, s.footprint - s.reserved) for s in slots if s.alive)
     free = budget - sum(s.reserved for s in slots) - excess
@@ -75,9 +81,9 @@ def place(slots: Iterable[Slot], budget: int, next_ticket: int, spare: Slot | No
             # Never below its own oldest ticket: those who came before that one are served first in any case.
             barrier = next_ticket if slot.evicts_from is None else slot.evicts_from
             barrier = max(barrier, slot.waiting[0].number)
-            victims = _victims(slots, slot, shortfall, barrier, taken | {SPARE} if adopts else taken)
+            victims = _victims(slots, slot, shortfall, barrier, gate, taken | {SPARE} if adopts else taken)
             taken.update(v.name for v in victims)
-            if any(v.phase == "ready" and v.owes(barrier) for v in victims):
+            if any(v.phase == "ready" and v.owes(barrier, gate) for v in victims):
                 out.closing.update((v.name, barrier) for v in victims if v.phase == "ready")
                 out.blocked[slot.name] = tuple(v.name for v in victims)
                 releasing += sum(v.reserved for v in victims)
@@ -104,7 +110,9 @@ def place(slots: Iterable[Slot], budget: int, next_ticket: int, spare: Slot | No
     return out
 
 
-def _victims(slots: list[Slot], demand: Slot, shortfall: int, barrier: int, taken: set[str]) -> list[Slot]:
+def _victims(
+    slots: list[Slot], demand: Slot, shortfall: int, barrier: int, gate: int, taken: set[str]
+) -> list[Slot]:
     """Least recently used models that free at least `shortfall` bytes; none if all together can't.
 
     Besides ready, unpinned models these are workers of younger demands that were let import ahead of their
@@ -116,7 +124,7 @@ def _victims(slots: list[Slot], demand: Slot, shortfall: int, barrier: int, take
             return (0, 0.0)
         # A busy model is ordered by its last grant: a closing one gets none, so the choice can't flip back
         # and forth between two busy models for ever.
-        return (2, slot.last_granted) if slot.owes(barrier) else (1, slot.last_used)
+        return (2, slot.last_granted) if slot.owes(barrier, gate) else (1, slot.last_used)
 
     def may_go(slot: Slot) -> bool:
         if slot is demand or slot.name in taken:
@@ -127,7 +135,11 @@ def _victims(slots: list[Slot], demand: Slot, shortfall: int, barrier: int, take
             )
         return slot.phase == "ready" and not slot.pinned
 
-    candidates = sorted(filter(may_go, slots), key=rank)
+    return enough(sorted(filter(may_go, slots), key=rank), shortfall)
+
+
+def enough(candidates: Iterable[Slot], shortfall: int) -> list[Slot]:
+    """Of these, in their order, who frees at least `shortfall` bytes; none if all together can't."""
     chosen: list[Slot] = []
     freed = 0
     for slot in candidates:

@@ -3,8 +3,8 @@
 A plain class. One event loop owns it and feeds it events (`on_…`); all it does to the world goes through
 `Effects`. It never awaits, so between two events nothing changes but the clock, and a read of state that
 gates a change can't go stale: such reads happen here and nowhere else. After each event `_settle` brings the
-pool to rest: memory is placed (placement.py), tickets are granted, idle models leave. Whether a request may
-queue at all is admission.py's answer.
+pool to rest: memory is placed (placement.py), tickets are granted, idle models leave, and a job whose turn it
+is gets the GPU (leases.py, lending.py). Whether a request may queue at all is admission.py's answer.
 
 Numbers: a *worker number* names one process for ever; an event for a worker that is no longer its model's
 current one is dropped, which is what makes late exits and late heartbeats harmless.
@@ -22,11 +22,14 @@ from .admission import (
     RETRY_TIMEOUT_S,
     check_admission,
     check_fit,
+    gpu_leased,
     load_failed,
     queue_timeout,
 )
 from .contract import Counters, Effects, Limits
 from .deadlines import expires, idle_deadline, load_deadline, next_deadline, stall_deadline
+from .leases import Lease, Leases
+from .lending import Step, check_room, next_step
 from .placement import is_over_budget, over_budget_victim, place
 from .state import SPARE, ModelSpec, Slot, Ticket
 
@@ -50,6 +53,7 @@ class Scheduler:
         self._next_worker = 1
         self._by_worker: dict[int, Slot] = {}
         self._closing: dict[str, int] = {}
+        self.leases = Leases()
         # The worker without a model. Like a slot in everything that a process can do, and in no listing.
         self.spare = Slot(SPARE, ModelSpec(SPARE, limits.spare_bytes, limits.spare_bytes))
         self._wants_spare = limits.spare_bytes > 0
@@ -82,6 +86,7 @@ class Scheduler:
     ) -> Ticket:
         ticket = Ticket(self._next_ticket, slot.name, now, internal, keep_alive_s)
         self._next_ticket += 1
+        self.leases.share(ticket.number)
         slot.waiting.append(ticket)
         return ticket
 
@@ -90,7 +95,8 @@ class Scheduler:
         if ticket.state == "done":
             return
         slot = self.slots[ticket.model]
-        queued, ticket.state = ticket.state == "queued", "done"
+        queued = ticket.state == "queued"
+        self._over(ticket)
         if queued:
             slot.waiting.remove(ticket)
             if not slot.waiting:
@@ -107,6 +113,31 @@ class Scheduler:
         if ticket.state == "granted" and not self._wants_spare and self.limits.spare_bytes > 0:
             self._wants_spare = True
             self._settle()
+
+    # ---- leases -------------------------------------------------------------------------------------
+
+    def on_exclusive(self, holder: str, memory_bytes: int) -> Lease:
+        """Somebody wants the GPU alone, and so much memory. Raises ApiError where that can never be.
+
+        It is lent or denied through the effects, possibly before this returns. End it with `on_release`.
+        """
+        if self.closed:
+            raise error("shutting_down", "the server is shutting down", retry_after_s=RETRY_TIMEOUT_S)
+        check_room(holder, memory_bytes, self.slots.values(), self.limits.budget_bytes)
+        lease = Lease(self._next_ticket, holder, memory_bytes, self._fx.now())
+        self._next_ticket += 1
+        self.leases.ask(lease)
+        self._settle()
+        return lease
+
+    def on_release(self, lease: Lease) -> None:
+        """It is given back, or given up while it waits."""
+        if lease.state == "over":
+            return
+        if lease.state == "held":
+            self._fx.log("release", lease.holder, "gave the GPU back")
+        self.leases.end(lease)
+        self._settle()
 
     # ---- commands -----------------------------------------------------------------------------------
 
@@ -186,6 +217,11 @@ class Scheduler:
                 self._drain(slot, "shutting down")
         if self.spare.phase == "starting":
             self._cancel_load(self.spare, "shutting down")
+        for lease in self.leases.asks():
+            waits = lease.state == "waiting"
+            self.leases.end(lease)
+            if waits:
+                self._fx.deny(lease, gone)
 
     def on_shutdown_now(self) -> None:
         """Second signal: cut everything."""
@@ -265,6 +301,20 @@ class Scheduler:
             self._crash(slot, reason)
             self._settle()
 
+    def on_leased(self, worker: int) -> None:
+        """The worker computes nothing any more."""
+        slot = self._current(worker)
+        if slot is not None and slot.phase == "ready" and slot.lease == "asked":
+            slot.lease = "held"
+            self._settle()
+
+    def on_unleased(self, worker: int, reason: str) -> None:
+        """The worker refuses its lease, or its lease broke: nobody knows what it does, so it is ended."""
+        slot = self._current(worker)
+        if slot is not None and slot.phase == "ready" and slot.lease != "none":
+            self._crash(slot, reason)
+            self._settle()
+
     def on_heartbeat(self, worker: int, progress: int, pending: int) -> None:
         """Work done so far, and rows it still owes. A counter that moved, or nothing owed, is progress."""
         slot = self._current(worker)
@@ -280,7 +330,7 @@ class Scheduler:
         slot = self._current(worker)
         if slot is not None and slot is not self.spare and not self.closed:
             slot.footprint = footprint_bytes
-            budget = self.limits.budget_bytes
+            budget = self._models_bytes
             if self.spare.phase == "starting" and is_over_budget(self._processes(), budget):
                 self._cancel_load(self.spare, "the models' real memory passes the budget")
                 return
@@ -323,20 +373,21 @@ class Scheduler:
 
     def on_tick(self) -> None:
         """Act on every time limit that has passed."""
-        now, limits = self._fx.now(), self.limits
+        now, limits, gate = self._fx.now(), self.limits, self.leases.gate
 
         def passed(deadline: float | None) -> bool:
             return deadline is not None and deadline <= now
 
         for slot in self._processes():
-            for ticket in [t for t in slot.waiting if passed(expires(slot, t, limits))]:
-                self._reject(slot, ticket, queue_timeout(slot, now - ticket.arrived))
+            for ticket in [t for t in slot.waiting if passed(expires(slot, t, limits, gate))]:
+                self._reject(slot, ticket, self._waited_too_long(slot, ticket, now - ticket.arrived))
             if not slot.waiting and slot.phase == "starting" and slot is not self.spare:
                 self._cancel_load(slot, "nobody waits for it any more")
             elif passed(load_deadline(slot, limits)):
                 self._fail(slot, f"no loading progress for {format_duration(limits.load_timeout_s)}")
             elif passed(stall_deadline(slot, limits)):
-                self._crash(slot, f"stalled: no progress for {format_duration(limits.stall_timeout_s)}")
+                what = "no progress" if slot.lease == "none" else "it did not let go of the GPU"
+                self._crash(slot, f"stalled: {what} for {format_duration(limits.stall_timeout_s)}")
             self._revive(slot, now)
         self._settle()
 
@@ -345,7 +396,7 @@ class Scheduler:
         if self.closed:
             slots = [s for s in self._processes() if s.works]
             return next_deadline(slots, self.limits)
-        times = [next_deadline(self._processes(), self.limits)]
+        times = [next_deadline(self._processes(), self.limits, self.leases.gate)]
         if self._wants_spare and not self.spare.alive and self.spare.retry_at > self._fx.now():
             times.append(self.spare.retry_at)
         return min((t for t in times if t is not None), default=None)
@@ -356,7 +407,7 @@ class Scheduler:
         """Place memory, grant tickets, let idle models go, until nothing more follows."""
         if self.closed:
             return
-        while self._shrink() | self._place() | self._grant() | self._retire():
+        while self._shrink() | self._place() | self._grant() | self._retire() | self._lend():
             pass
         self._stock()
 
@@ -364,7 +415,7 @@ class Scheduler:
         """Only a budget that was lowered can be passed: idle models leave until it holds again."""
         alive = [s for s in self._processes() if s.alive]
         kept = [s for s in alive if s.phase not in ("draining", "stopping")]
-        if sum(s.reserved for s in kept) <= self.limits.budget_bytes:
+        if sum(s.reserved for s in kept) <= self._models_bytes:
             return False
         if self.spare in kept:
             self._cancel_load(self.spare, "the memory budget was lowered")
@@ -376,7 +427,7 @@ class Scheduler:
         return True
 
     def _place(self) -> bool:
-        move = place(self.slots.values(), self.limits.budget_bytes, self._next_ticket, self.spare)
+        move = place(self.slots.values(), self._models_bytes, self._next_ticket, self.spare, self.leases.gate)
         self._closing = move.closing
         for name, victims in move.blocked.items():
             slot = self.slots[name]
@@ -403,7 +454,7 @@ class Scheduler:
             held = min(
                 self._closing.get(slot.name, self._next_ticket), slot.unload_before or self._next_ticket
             )
-            held = max(held, slot.serves_before)
+            held = min(max(held, slot.serves_before), self.leases.gate)
             while (
                 slot.phase == "ready"
                 and slot.waiting
@@ -418,7 +469,7 @@ class Scheduler:
                     slot.keep_alive_s = None
                 slot.last_used = now
                 if ticket.internal:
-                    ticket.state = "done"
+                    self._over(ticket)
                     ended = True
                 else:
                     if not slot.works:
@@ -444,10 +495,54 @@ class Scheduler:
                 moved = True
         return moved
 
+    def _lend(self) -> bool:
+        """Bring the GPU to the job whose turn it is, a step at a time; without one, back to the models."""
+        lease = self.leases.turn
+        if lease is None:
+            self._recall()
+            return False
+        if lease.state == "held":
+            return False
+        step = next_step(lease, self.slots.values(), self.spare, self.limits.budget_bytes)
+        for name in step.evict:
+            victim = self.slots.get(name, self.spare)
+            if victim.phase == "starting":
+                self._cancel_load(victim, f"{lease.holder} needs the memory")
+            else:
+                self._drain(victim, f"{lease.holder} needs the memory", evicted=True)
+        if step.deny is not None:
+            self._deny(lease, step.deny)
+        lease.has_room = lease.has_room or step.reserve
+        for name in step.ask:
+            slot = self.slots[name]
+            slot.lease, slot.lease_since = "asked", self._fx.now()
+            self._fx.lease(slot.worker)
+        if step.lend:
+            lease.state = "held"
+            self._fx.log("lease", lease.holder, "has the GPU")
+            self._fx.lend(lease)
+        return step != Step()
+
+    def _recall(self) -> None:
+        for slot in self.slots.values():
+            if slot.lease != "none":
+                slot.lease, slot.last_progress = "none", self._fx.now()
+                if slot.phase == "ready":
+                    self._fx.unlease(slot.worker)
+
+    def _deny(self, lease: Lease, err: ApiError) -> None:
+        self.leases.end(lease)
+        self._fx.deny(lease, err)
+
+    @property
+    def _models_bytes(self) -> int:
+        """What the budget has for models beside the job that the GPU is lent to."""
+        return self.limits.budget_bytes - self.leases.reserved
+
     def _stock(self) -> None:
         """Keep a spare while nobody waits for memory and there is room for one."""
         spare, now = self.spare, self._fx.now()
-        if not self._wants_spare or spare.alive or spare.retry_at > now:
+        if not self._wants_spare or spare.alive or spare.retry_at > now or self.leases.front is not None:
             return
         if any(s.waiting or s.phase in ("starting", "loading") for s in self.slots.values()):
             return
@@ -465,6 +560,7 @@ class Scheduler:
         self._by_worker[slot.worker] = slot
         slot.phase, slot.since, slot.last_progress, slot.reason = "starting", now, now, None
         slot.told_go = slot.imported = slot.adopted = False
+        slot.lease = "none"
 
     def _start(self, slot: Slot, *, go: bool, adopt: bool) -> None:
         now = self._fx.now()
@@ -560,21 +656,39 @@ class Scheduler:
             slot.revive = False
             self._queue(slot, now, internal=True)
 
+    def _over(self, ticket: Ticket) -> None:
+        ticket.state = "done"
+        self.leases.leave(ticket.number)
+
+    def _waited_too_long(self, slot: Slot, ticket: Ticket, waited_s: float) -> ApiError:
+        front = self.leases.front
+        if front is None or ticket.number < front.number:
+            return queue_timeout(slot, waited_s)
+        return gpu_leased(slot, waited_s, front.holder, front.state == "held")
+
     def _reject(self, slot: Slot, ticket: Ticket, err: ApiError) -> None:
         slot.waiting.remove(ticket)
-        ticket.state = "done"
+        self._over(ticket)
         if not slot.waiting:
             slot.evicts_from = None
         self._fx.reject(ticket, err)
 
     def _revoke_all(self, slot: Slot, err: ApiError) -> None:
         for ticket in slot.running.values():
-            ticket.state = "done"
+            self._over(ticket)
             self._fx.revoke(ticket, err)
         slot.running.clear()
 
     def _reject_unplaceable(self) -> None:
         """A new pin or budget may leave no room for ever: who waits hears it now, not at the time-out."""
+        for lease in self.leases.asks():
+            if not lease.has_room:
+                try:
+                    check_room(
+                        lease.holder, lease.memory_bytes, self.slots.values(), self.limits.budget_bytes
+                    )
+                except ApiError as err:
+                    self._deny(lease, err)
         for slot in self.slots.values():
             loads = slot.told_go and slot.phase in ("starting", "loading", "ready")
             if slot.waiting and not loads:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -30,7 +31,7 @@ from .scheduler import Scheduler
 from .specs import make_cache_launch, make_launch, make_spec
 from .state import ModelSpec, Slot
 from .upstream import Upstream
-from .views import CachePanel, PoolView, QueueView, WorkerView
+from .views import CachePanel, PoolView, WorkerView, leases_view, queue_view, reason_of
 from .worker_log import last_lines, log_path
 
 logger = logging.getLogger("mlxpool.pool")
@@ -146,6 +147,19 @@ class PoolService:
         trace_path = str(trace) if trace is not None else None
         return make_launch(model, described, socket, trace_path, cache, self.library.adapters)
 
+    @asynccontextmanager
+    async def exclusive(self, holder: str, memory_bytes: int) -> AsyncIterator[None]:
+        """The GPU alone, once all who came before are served, with so much memory; see jobs/gpu.py."""
+        lease = self.scheduler.on_exclusive(holder, memory_bytes)
+        try:
+            self._after()
+            await self.effects.lent(lease)
+            yield
+        finally:
+            self.effects.lent_over(lease)
+            self.scheduler.on_release(lease)
+            self._after()
+
     # ---- commands ---------------------------------------------------------------------------------------
 
     def load(self, model: LibraryModel) -> None:
@@ -215,20 +229,22 @@ class PoolService:
         """What is known of a model that has been spoken of."""
         return self.scheduler.slots.get(name)
 
+    def reason(self, slot: Slot) -> str | None:
+        """Why a model is in its state, for a person."""
+        return reason_of(slot, self.scheduler.leases.front)
+
     def view(self) -> PoolView:
         """The body of /api/pool."""
-        now = self.effects.now()
-        slots = [s for s in self.scheduler.slots.values() if s.alive or s.phase == "failed" or s.pinned]
-        waiting = sorted(
-            (t for s in self.scheduler.slots.values() for t in s.waiting), key=lambda t: t.number
-        )
+        now, every, front = self.effects.now(), self.scheduler.slots, self.scheduler.leases.front
+        slots = [s for s in every.values() if s.alive or s.phase == "failed" or s.pinned]
+        waiting = sorted((t for s in every.values() for t in s.waiting), key=lambda t: t.number)
         return PoolView(
             budget_bytes=self.budget.total_bytes,
             prompt_cache_bytes=self.budget.prompt_cache_bytes,
-            reserved_bytes=sum(s.reserved for s in self.scheduler.slots.values()),
+            reserved_bytes=sum(s.reserved for s in every.values()) + self.scheduler.leases.reserved,
             workers=[self._worker_view(slot) for slot in slots],
-            queue=[QueueView(t.model, round(now - t.arrived, 3)) for t in waiting],
-            leases={"shared": sum(len(s.running) for s in slots), "exclusive": 0, "waiting": 0},
+            queue=[queue_view(every[t.model], t, front, round(now - t.arrived, 3)) for t in waiting],
+            leases=leases_view(self.scheduler.leases),
             counters=msgspec.to_builtins(self.scheduler.counters),
             cache=self._cache_panel(),
             recent=list(self.effects.recent)[-20:],
@@ -248,7 +264,7 @@ class PoolService:
             restarts=slot.restarts,
             pinned=slot.pinned,
             last_used=round(slot.last_used + self._epoch, 3) if slot.last_used else None,
-            reason=slot.reason,
+            reason=self.reason(slot),
             loaded_bytes=slot.loaded_bytes,
             total_bytes=slot.total_bytes,
             tokens_per_s=worker.tokens_per_s if worker is not None else 0.0,

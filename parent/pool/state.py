@@ -12,6 +12,8 @@ from typing import Literal
 
 from mlxpool.shared.control import Phase
 
+from .leases import OPEN
+
 # The slot of the worker that has no model yet has a name that no model can have.
 SPARE = ""
 
@@ -91,6 +93,9 @@ class Slot:
     cooldown_s: float = 0.0
     restarts: int = 0
     revive: bool = False  # pinned, crashed, and to be loaded again
+    # Whether its worker has been asked to compute nothing, and does so; and since when it is asked.
+    lease: Literal["none", "asked", "held"] = "none"
+    lease_since: float = 0.0
 
     @property
     def alive(self) -> bool:
@@ -113,7 +118,12 @@ class Slot:
         """True while its worker has something to do: requests, or rows that their clients have left."""
         return bool(self.running) or self.pending > 0
 
-    def owes(self, before: int) -> bool:
-        """True when it runs a ticket, or queues one that is served before an eviction from `before` on."""
+    def owes(self, before: int, gate: int = OPEN) -> bool:
+        """True when it runs a ticket, or queues one that is served before an eviction from `before` on.
+
+        gate: tickets from there on wait for somebody else.
+        """
         first = self.waiting[0].number if self.waiting else None
-        return bool(self.running) or (first is not None and first < max(before, self.serves_before))
+        return bool(self.running) or (
+            first is not None and first < min(gate, max(before, self.serves_before))
+        )

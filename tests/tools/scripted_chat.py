@@ -24,6 +24,7 @@ from mlxpool.shared.control import (
     DrainReport,
     KvStats,
     Launch,
+    Lease,
     WorkerStats,
 )
 from tests.tools.scripted_cache import ScriptedCache
@@ -75,6 +76,9 @@ class Engine:
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self._leases = 0
+        self._unleased = asyncio.Event()
+        self._unleased.set()
         self._requests = self._prompt_tokens = self._cancelled = self._errors = 0
         self.cache = ScriptedCache(launch.cache, script)
         self.tokens = 0
@@ -100,6 +104,8 @@ class Engine:
                 await self._flush(out)
             case "POST", "/control/cache":
                 await self._share(request, out)
+            case "POST", "/control/lease":
+                await self._lease(out)
             case "POST", path if path in PATHS:
                 await self._infer(request, out)
             case method, path:
@@ -184,6 +190,23 @@ class Engine:
         self._process.life.record("shared", ram_bytes=share.ram_bytes)
         out.whole(200, b"{}")
 
+    async def _lease(self, out: Exchange) -> None:
+        """Held until the connection ends, which cancels this."""
+        self._leases += 1
+        self._unleased.clear()
+        self._process.life.record("lease", rows=len(self._rows))
+        try:
+            if not (self._script.never_lease or self.hung):
+                await self._idle.wait()
+                out.start_stream({}, msgspec.json.encode(Lease()) + b"\n")
+                self._process.life.record("leased")
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._leases -= 1
+            if not self._leases:
+                self._unleased.set()
+            self._process.life.record("unleased")
+
     def _row(self, request: Request) -> Row | WireRow:
         """Raises ApiError for a body that is refused."""
         if request.path == CHAT and not self._script.events:
@@ -208,6 +231,7 @@ class Engine:
         self._requests += 1
         self._prompt_tokens += row.prompt_tokens
         self.cache.ask(row.prompt, row.prompt_tokens)
+        await self._unleased.wait()
         self._rows.add(row)
         self._owed.add(row)
         self._idle.clear()

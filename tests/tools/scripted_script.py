@@ -65,6 +65,8 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain or a flush can't write. cache_off: why nothing is written. cache_says: fields of CacheSummary that
     heartbeats say instead of what is so. share_s: seconds that taking another share takes; never_share: it
     is never answered. never_flush: neither is a flush.
+
+    Leases. never_lease: none is answered.
     """
 
     import_s: float = 0.0
@@ -108,6 +110,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share_s: float = 0.0
     never_share: bool = False
     never_flush: bool = False
+    never_lease: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.crash_signal, str) and self.crash_signal not in signal.Signals.__members__:

@@ -2,8 +2,8 @@
 
 `scripted_up.py --home DIR [--models DIR]… --port N [--memory-budget B] [--model NAME] [--config FILE]
 [--set section.key=value]… [--open-after S] [--keep-alive S] [--report-margin S] [--share-timeout S]
-[--scripted-job]` reads its settings as the command does and runs the same app; only the argument vector of a
-worker differs.
+[--lend] [--scripted-job]` reads its settings as the command does and runs the same app; only the argument
+vector of a worker differs.
 Everything else that a test or a benchmark sees is the real parent.
 """
 
@@ -74,13 +74,14 @@ def main(argv: list[str]) -> int:
     --open-after and --keep-alive: seconds until a waiting stream is opened, and between its keep-alives.
     --report-margin and --share-timeout: how long a worker that answers no drain or takes no share is waited
     for. So that a test need not wait as long as people would. --scripted-job: there is the kind of
-    scripted_job.py.
+    scripted_job.py. --lend: jobs of scripted_lease.py may ask for the GPU.
     """
     pace = argparse.ArgumentParser(add_help=False)
     pace.add_argument("--open-after", type=float, default=preamble.OPEN_AFTER_S)
     pace.add_argument("--keep-alive", type=float, default=preamble.KEEP_ALIVE_S)
     pace.add_argument("--report-margin", type=float, default=prompt_caches.REPORT_MARGIN_S)
     pace.add_argument("--share-timeout", type=float, default=prompt_caches.SHARE_TIMEOUT_S)
+    pace.add_argument("--lend", action="store_true")
     pace.add_argument("--scripted-job", action="store_true")
     paced, rest = pace.parse_known_args(argv)
     if paced.scripted_job:
@@ -95,6 +96,11 @@ def main(argv: list[str]) -> int:
         return EXIT_BAD_CONFIG
     from mlxpool.parent import app
 
+    if paced.lend:
+        from mlxpool.parent import serve
+        from tests.tools.scripted_lease import LendingPool
+
+        serve.PoolService = LendingPool
     return app.run(settings, read_again=lambda: parse(rest), worker_argv=worker_argv(settings))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlxpool.parent.pool.contract import Limits
+from mlxpool.parent.pool.leases import Lease
 from mlxpool.parent.pool.scheduler import Scheduler
 from mlxpool.parent.pool.state import ModelSpec, Ticket
 from mlxpool.shared.errors import ApiError
@@ -22,6 +23,7 @@ class FakeWorker:
     spec: ModelSpec
     holds: int
     state: str = "importing"  # importing | loading | ready | draining | stopping | gone
+    lease: str = "none"  # none | asked | held
 
 
 @dataclass
@@ -33,6 +35,8 @@ class World:
     granted: list[Ticket] = field(default_factory=list)
     rejected: list[tuple[Ticket, ApiError]] = field(default_factory=list)
     revoked: list[tuple[Ticket, ApiError]] = field(default_factory=list)
+    lent: list[Lease] = field(default_factory=list)
+    denied: list[tuple[Lease, ApiError]] = field(default_factory=list)
     events: list[tuple[str, str, str]] = field(default_factory=list)
     scheduler: Scheduler | None = None
 
@@ -85,6 +89,22 @@ class World:
     def revoke(self, ticket: Ticket, err: ApiError) -> None:
         self.revoked.append((ticket, err))
 
+    def lease(self, worker: int) -> None:
+        assert self.workers[worker].state == "ready"
+        assert self.workers[worker].lease == "none"
+        assert not [t for t in self.granted if t.state == "granted"], "asked while requests run"
+        self.workers[worker].lease = "asked"
+
+    def unlease(self, worker: int) -> None:
+        assert self.workers[worker].lease != "none"
+        self.workers[worker].lease = "none"
+
+    def lend(self, lease: Lease) -> None:
+        self.lent.append(lease)
+
+    def deny(self, lease: Lease, err: ApiError) -> None:
+        self.denied.append((lease, err))
+
     def log(self, event: str, model: str, detail: str = "") -> None:
         self.events.append((event, model, detail))
 
@@ -113,8 +133,10 @@ class World:
         """Let the model's process take its natural next step; False when there is none to take."""
         worker, pool = self.alive(model), self.scheduler
         assert pool is not None
-        if worker is None or worker.state in ("importing", "ready"):
+        if worker is None or worker.state == "importing":
             return False
+        if worker.state == "ready":
+            return self.answer_lease(model)
         if worker.state == "loading":
             pool.on_loading(worker.number, 1, 2)
             worker.state = "ready"
@@ -127,6 +149,16 @@ class World:
             pool.on_exit(worker.number, "exit code 0")
         return True
 
+    def answer_lease(self, model: str) -> bool:
+        """The model's worker computes nothing any more, if it was asked for that."""
+        worker = self.alive(model)
+        if worker is None or worker.state != "ready" or worker.lease != "asked":
+            return False
+        assert self.scheduler is not None
+        worker.lease = "held"
+        self.scheduler.on_leased(worker.number)
+        return True
+
     def exit(self, model: str, reason: str = "killed by SIGKILL") -> None:
         """The model's process dies by itself."""
         worker = self.alive(model)
@@ -136,14 +168,17 @@ class World:
         self.scheduler.on_exit(worker.number, reason)
 
     def run(self) -> None:
-        """Let every process come to rest, and every granted ticket end, until nothing moves."""
+        """Let every process come to rest, every granted ticket and every lease end, until nothing moves."""
         assert self.scheduler is not None
         for _ in range(10_000):
             moved = [self.step(w.spec.name) for w in list(self.workers.values()) if w.state != "gone"]
             done = [t for t in self.granted if t.state == "granted"]
             for ticket in done[:1]:
                 self.scheduler.on_done(ticket)
-            if not any(moved) and not done:
+            ended = [lease for lease in self.lent if lease.state == "held"]
+            for lease in ended[:1]:
+                self.scheduler.on_release(lease)
+            if not any(moved) and not done and not ended:
                 return
         raise AssertionError("the pool never comes to rest")
 

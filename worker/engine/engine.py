@@ -3,7 +3,8 @@
 Its turn is always the same: take what the event loop handed over, drop rows whose client left, admit what
 fits, prefill one chunk of one row, decode one step of all rows, hand the turn's events to the event loop
 in one call. So a cancellation, a newcomer and a running stream each wait for at most a chunk and a step.
-With nothing to do it sleeps on a condition.
+With nothing to do it sleeps on a condition. While somebody holds it (hold.py) it ends the rows that it has
+let in, admits no others, and then rests.
 
 Who owns what: the event loop calls `submit`, `cancel` and reads the counters; everything else belongs to
 the thread. A row that fails ends alone, a forward pass that fails ends the rows that shared it. A fault of
@@ -34,6 +35,7 @@ from mlxpool.worker.engine.answering import events_of
 from mlxpool.worker.engine.batch import DecodeBatch
 from mlxpool.worker.engine.chunks import TARGET_S, ChunkWidth
 from mlxpool.worker.engine.group import Sampled
+from mlxpool.worker.engine.hold import Hold
 from mlxpool.worker.engine.prefill import Prefills
 from mlxpool.worker.engine.prompt import Prompt
 from mlxpool.worker.engine.row import Row
@@ -86,6 +88,7 @@ class Engine:
         self._owed = 0  # rows not ended yet; event loop only
         self._asked = 0  # calls not answered yet; event loop only
         self._submitted = 0  # event loop only
+        self.hold = Hold(self._loop, self.nudge)
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._stopping = False  # written by the event loop alone
         self._busy = False  # written by the engine thread alone
@@ -214,23 +217,27 @@ class Engine:
         batch = DecodeBatch(switch, loaded.make_cache, loaded.kv, self._keep)
         prefills = Prefills(switch, loaded.make_cache, self.width, cache)
         self._loop.call_soon_threadsafe(self.loaded.set_result, loaded)
-        steps = 0
+        steps = rested = 0
         while not self._stopping:
+            term = self.hold.term
             self._busy = bool(batch.rows or prefills.rows)
             # Where all that runs waits for the disk there is nothing to do either, until a reader says so.
-            idle = not (batch.rows or prefills.runnable or (self._waiting and not prefills.rows))
+            idle = not (batch.rows or prefills.runnable or (self._may_admit(term) and not prefills.rows))
             if idle and not self._arrived:
                 switch.under(None)  # what is unmounted now is held no longer
-                if self._limits.batch > 1:
+                if self._limits.batch > 1 and not term:
                     batch.try_sharing()
+                while cache is not None and not (term or self._arrived or self._nudged) and cache.gather():
+                    pass
             calls = self._take(idle)
+            term = self.hold.term
             self._drop_cancelled(batch, prefills)
             # Who cancels a row and then calls finds in the prompt cache what the row held.
             for run in calls:
                 run()
             prefills.advance()
             self._make_room(batch, prefills, loaded.kv)
-            self._admit(batch, prefills, loaded.kv)
+            self._admit(batch, prefills, loaded.kv, term)
             self._busy = bool(batch.rows or prefills.rows)
             self._prefill(batch, prefills, loaded.kv)
             if batch.rows and not self._holds_back(batch, prefills):
@@ -244,6 +251,16 @@ class Engine:
             self._flush()
             if cache is not None:
                 cache.maintain()
+            if term != rested and not (batch.rows or prefills.rows or self._may_admit(term)):
+                rested = term
+                if term:
+                    # What the models' buffers leave is for whoever has the GPU now.
+                    mx.clear_cache()
+                    self.hold.rest(term)
+
+    def _may_admit(self, term: int) -> bool:
+        """Whether the first row that waits may be let in: one that was already, whoever holds the engine."""
+        return bool(self._waiting) and (not term or self._waiting[0].admitted_s > 0)
 
     def _take(self, idle: bool) -> Sequence[Callable[[], None]]:
         """Move arrived rows into the queue; sleep while there is nothing at all to do. Returns the calls that
@@ -308,12 +325,12 @@ class Engine:
         grown_bytes = sum(cost.row_bytes(row.projection().tokens()) for row in rows)
         return grown_bytes + more_bytes <= self._limits.kv_pool_bytes
 
-    def _admit(self, batch: DecodeBatch, prefills: Prefills, cost: KvCost) -> None:
+    def _admit(self, batch: DecodeBatch, prefills: Prefills, cost: KvCost, term: int) -> None:
         """Waiting rows, first come first served, while there is a place and room in the KV pool.
 
         Prompts that are kept for rows to come give way to rows that run.
         """
-        while self._waiting and len(batch.rows) + len(prefills.rows) < self._limits.batch:
+        while self._may_admit(term) and len(batch.rows) + len(prefills.rows) < self._limits.batch:
             row = self._waiting[0]
             rows = [*batch.rows, *prefills.rows, row]
             if self._held(rows, cost) < len(rows):
