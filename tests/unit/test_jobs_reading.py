@@ -210,3 +210,12 @@ def test_a_command_sends_what_was_given_and_nothing_else(
     assert "1.0 is not in the range 0<=x<1" in sent("m", "--share", "1")["refused"]
     assert "nan" in sent("m", "--share", "nan")["refused"]
     assert "Missing argument" in sent()["refused"]
+
+
+def test_a_choice_of_null_among_others_is_one_that_may_be_null() -> None:
+    class Tone(msgspec.Struct, frozen=True):
+        tone: Literal["high", "low", None] = None
+
+    assert shape_of(Tone)["properties"]["tone"] == {
+        "type": "string", "enum": ["high", "low"], "nullable": True, "default": None,
+    }  # fmt: skip
