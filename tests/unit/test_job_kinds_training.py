@@ -171,6 +171,19 @@ def test_a_masked_prompt_is_what_the_template_puts_before_the_answer(m: Home) ->
     assert (text[-1], begin, tokenizer.decode(text)) == (258, 0, "ab")
 
 
+def test_what_a_template_puts_otherwise_before_an_answer_counts_as_the_answers(m: Home) -> None:
+    config = m.root / "models" / "m" / "tokenizer_config.json"
+    body = json.loads(config.read_text())
+    body["chat_template"] = (
+        "{% for message in messages %}{{ message.role }}:{{ message.content }};{% endfor %}"
+        "{% if add_generation_prompt %}assistant:<open>{% endif %}"
+    )
+    config.write_text(json.dumps(body))
+    tokenizer = ChatTokenizer.open(m.root / "models" / "m")
+    ids, at = tokens_of(tokenizer, example(b'{"prompt": "Hi", "completion": "ho"}'), mask_prompt=True)
+    assert (tokenizer.decode(ids[:at]), tokenizer.decode(ids[at:])) == ("user:Hi;assistant:", "ho;")
+
+
 @contextlib.contextmanager
 def running(kind: str, task: msgspec.Struct) -> Iterator[subprocess.Popen[bytes]]:
     """The job's process, with a tether that is held until the end."""

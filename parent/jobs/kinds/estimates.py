@@ -111,11 +111,11 @@ def room_faults(folder: Path, needed_bytes: int) -> list[Fault]:
     return [Fault("name", f"there is not enough room under {folder}: {sizes}")]
 
 
-def rewriting_bytes(found: Checkpoint, backend: Backend) -> int:
-    """Memory of a job that reads weights, changes them and writes them: one file's worth of results, twice
-    while it is written, and the largest tensor as it is read and as float32."""
+def rewriting_bytes(found: Checkpoint, backend: Backend, result_bytes: int) -> int:
+    """Memory of a job that reads weights, changes them and writes them: one file's worth of results, and the
+    largest tensor thrice as float32 (as it is read, while it is changed, and changed)."""
     largest = max((tensor.elements for tensor in found.tensors.values()), default=0)
-    return OVERHEAD_BYTES[backend] + 2 * min(found.weights_bytes, SHARD_BYTES) + 3 * largest * _FLOAT32_BYTES
+    return OVERHEAD_BYTES[backend] + min(result_bytes, SHARD_BYTES) + 3 * largest * _FLOAT32_BYTES
 
 
 def weights_bytes(facts: ModelFacts, backend: Backend) -> int:

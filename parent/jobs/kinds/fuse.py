@@ -56,12 +56,15 @@ class Fuse(Computing):
         return faults
 
     def needs(self, config: FuseConfig, here: Here) -> Needs:
-        """Memory: one file of results twice, the largest tensor thrice, and the process."""
+        """Memory: one file of results, the largest tensor thrice, and the process."""
         model = names.find_model(config.model, here.library)
         found = model if isinstance(model, Fault) else names.read_model(model)
         if isinstance(found, Fault):
             return Needs(gpu=True)
-        return Needs(gpu=True, memory_bytes=estimates.rewriting_bytes(found, here.backend))
+        return Needs(
+            gpu=True,
+            memory_bytes=estimates.rewriting_bytes(found, here.backend, _result_bytes(config, found)),
+        )
 
     def argv(self, config: FuseConfig, here: Here) -> list[str]:
         model = here.library.resolve(config.model)

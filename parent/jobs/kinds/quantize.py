@@ -79,18 +79,21 @@ class Quantize(Computing):
                 Fault("model", f"{model.name} is quantised already; quantise what it was made from")
             )
         elif not faults:
-            faults += _layer_faults(config, found)
+            faults += layer_faults(config, found)
         if not faults:
             faults += estimates.room_faults(names.models_folder(here), _result_bytes(config, found))
         return faults
 
     def needs(self, config: QuantizeConfig, here: Here) -> Needs:
-        """Memory: one file of results twice, the largest tensor thrice, and the process."""
+        """Memory: one file of results, the largest tensor thrice, and the process."""
         model = names.find_model(config.model, here.library)
         found = model if isinstance(model, Fault) else names.read_model(model)
         if isinstance(found, Fault):
             return Needs(gpu=True)
-        return Needs(gpu=True, memory_bytes=estimates.rewriting_bytes(found, here.backend))
+        return Needs(
+            gpu=True,
+            memory_bytes=estimates.rewriting_bytes(found, here.backend, _result_bytes(config, found)),
+        )
 
     def argv(self, config: QuantizeConfig, here: Here) -> list[str]:
         model = here.library.resolve(config.model)
@@ -158,7 +161,7 @@ def _combination_faults(config: QuantizeConfig) -> list[Fault]:
     return faults
 
 
-def _layer_faults(config: QuantizeConfig, found: Checkpoint) -> list[Fault]:
+def layer_faults(config: QuantizeConfig, found: Checkpoint) -> list[Fault]:
     """What the model's shapes do not allow."""
     group_size = _group_size(config)
     widths = sorted({layer.width for layer in estimates.layers_of(found)})
