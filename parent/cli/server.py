@@ -85,6 +85,8 @@ def status_command(config_file: Path | None, home: Path | None, as_json: bool) -
     )
     click.echo(f"workers  {len(pool.workers)}")
     click.echo(f"waiting  {format_count(len(pool.queue), 'request')}")
+    if (holder := pool.leases.get("holder")) is not None:
+        click.echo(f"GPU      {'held by' if pool.leases.get('exclusive') else 'goes next to'} {holder}")
     counted = (
         format_count(pool.counters.get(name, 0), noun)
         for name, noun in (("loads", "load"), ("evictions", "eviction"), ("crashes", "crash"))

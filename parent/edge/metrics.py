@@ -119,6 +119,9 @@ class Metrics:
             ("mlxpool_reserved_bytes", "Memory that is promised to models.", view.reserved_bytes),
             ("mlxpool_prompt_cache_limit_bytes", "Memory that prompts may take.", view.prompt_cache_bytes),
             ("mlxpool_queued_requests", "Requests that wait for a model.", len(view.queue)),
+            ("mlxpool_leases_shared", "Requests that may use the GPU.", view.leases.shared),
+            ("mlxpool_leases_exclusive", "1 while a job has the GPU for itself.", view.leases.exclusive),
+            ("mlxpool_leases_waiting", "Requests and jobs that wait for the GPU.", view.leases.waiting),
         ):
             yield GaugeMetricFamily(name, text, value=value)
         for name, count in view.counters.items():

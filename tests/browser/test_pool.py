@@ -11,6 +11,7 @@ import pytest
 from playwright.async_api import Locator, Page, expect
 
 from tests.browser.conftest import OpenPage, Start
+from tests.tools.scripted_lease import borrow
 from tests.tools.scripted_script import expected_text, make_scripted_model, read_events
 from tests.tools.served import Served
 
@@ -289,3 +290,25 @@ async def test_nothing_is_polled(tmp_path: Path, start: Start, open_page: OpenPa
     assert (await served.chat("a")).status == 200
     await expect(card(page, "a").locator(".card-foot")).to_contain_text("last used")
     assert asked == []
+
+
+async def test_a_job_that_wants_the_gpu_is_named_and_so_is_what_each_request_waits_for(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    make_scripted_model(tmp_path / "models", "a", tokens=100_000, tokens_per_s=20)
+    served = await start(models=tmp_path / "models", flags=["--lend"])
+    page = await open_page(served)
+    runs = asyncio.create_task(served.stream("a"))
+    await expect(card(page, "a").locator(".badge")).to_have_text("ready")
+    await expect(figure(page, "a", "running")).to_have_text("1")
+    waiting = page.get_by_role("region", name="Waiting")
+    async with borrow(served.home, "quantize smollm") as job:
+        await expect(waiting).to_contain_text("GPU: quantize smollm waits for 1 request")
+        behind = asyncio.create_task(served.chat("a", max_tokens=1))
+        await expect(waiting.get_by_role("listitem")).to_contain_text("for the GPU")
+        runs.cancel()
+        await job.told()
+        await expect(waiting).to_contain_text("GPU: held by quantize smollm")
+        await expect(page.locator(".events li").first).to_contain_text("quantize smollm has the GPU")
+    assert (await behind).status == 200
+    await expect(waiting).not_to_contain_text("GPU")

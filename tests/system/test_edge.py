@@ -316,7 +316,7 @@ async def test_the_pool_view_has_every_contracted_field(tmp_path: Path, models: 
             "model", "state", "pid", "since", "planned_bytes", "footprint_bytes", "active", "queued",
             "restarts", "pinned", "last_used", "reason",
         } <= set(pool["workers"][0])  # fmt: skip
-        assert set(pool["leases"]) == {"shared", "exclusive", "waiting"}
+        assert set(pool["leases"]) == {"shared", "exclusive", "waiting", "holder"}
         assert pool["counters"] == {"loads": 1, "evictions": 0, "crashes": 0}
         assert pool["reserved_bytes"] == pool["workers"][0]["planned_bytes"] > 0
 

@@ -16,8 +16,9 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEDULER, PLACEMENT, ADMISSION, DEADLINES = (
-    f"parent/pool/{name}.py" for name in ("scheduler", "placement", "admission", "deadlines")
+SCHEDULER, PLACEMENT, ADMISSION, DEADLINES, LEASES, LENDING, STATE = (
+    f"parent/pool/{name}.py"
+    for name in ("scheduler", "placement", "admission", "deadlines", "leases", "lending", "state")
 )
 
 # rule, file, text, replacement
@@ -85,7 +86,7 @@ MUTATIONS: list[tuple[str, str, str, str]] = [
     (
         "busy models are not drained",
         PLACEMENT,
-        'if any(v.phase == "ready" and v.owes(barrier) for v in victims):',
+        'if any(v.phase == "ready" and v.owes(barrier, gate) for v in victims):',
         "if False:",
     ),
     ("least recently used first", PLACEMENT, "else (1, slot.last_used)", "else (1, -slot.last_used)"),
@@ -122,7 +123,7 @@ MUTATIONS: list[tuple[str, str, str, str]] = [
         'self._cancel_load(slot, "nobody waits for it any more")\n        elif',
         "pass\n        elif",
     ),
-    ("queue time-out", SCHEDULER, "if passed(expires(slot, t, limits))]:", "if False]:"),
+    ("queue time-out", SCHEDULER, "if passed(expires(slot, t, limits, gate))]:", "if False]:"),
     (
         "idle time-out",
         SCHEDULER,
@@ -284,6 +285,144 @@ MUTATIONS: list[tuple[str, str, str, str]] = [
         "        if self.closed:\n            raise",
         "        if False:\n            raise",
     ),
+    (
+        "nothing is granted behind a job",
+        SCHEDULER,
+        "held = min(max(held, slot.serves_before), self.leases.gate)",
+        "held = max(held, slot.serves_before)",
+    ),
+    (
+        "nothing is loaded behind a job",
+        PLACEMENT,
+        "if s.waiting and s.waiting[0].number < gate and s.phase",
+        "if s.waiting and s.phase",
+    ),
+    (
+        "no spare is started while a job waits",
+        SCHEDULER,
+        " or self.leases.front is not None:\n            return",
+        ":\n            return",
+    ),
+    (
+        "who waits behind a job is not waited for by an eviction",
+        STATE,
+        "first < min(gate, max(before, self.serves_before))",
+        "first < max(before, self.serves_before)",
+    ),
+    (
+        "a ticket that is over leaves the line",
+        SCHEDULER,
+        "        self.leases.leave(ticket.number)\n",
+        "        pass\n",
+    ),
+    (
+        "a ticket shares from its admission",
+        SCHEDULER,
+        "        self.leases.share(ticket.number)\n",
+        "",
+    ),
+    (
+        "a job waits for those before it",
+        LEASES,
+        "return front if next(iter(self._shared), OPEN) > front.number else None",
+        "return front",
+    ),
+    (
+        "first come, first served among jobs",
+        LEASES,
+        "return next(iter(self._exclusive.values()), None)",
+        "return next(reversed(self._exclusive.values()), None)",
+    ),
+    (
+        "a job's memory is the budget's",
+        LENDING,
+        "if victims := _victims(lease, slots, budget):",
+        "if False:",
+    ),
+    (
+        "a job's memory is reserved",
+        LEASES,
+        "return self.memory_bytes if self.has_room else 0",
+        "return 0",
+    ),
+    (
+        "pinned models stay for a job too",
+        LENDING,
+        'if not s.pinned or s.phase == "starting"',
+        "if True",
+    ),
+    (
+        "a job waits for loads and stops",
+        LENDING,
+        "if any(_is_moving(slot) for slot in slots):",
+        "if False:",
+    ),
+    (
+        "who only imports holds no job up",
+        LENDING,
+        '(slot.phase == "starting" and slot.told_go)',
+        'slot.phase == "starting"',
+    ),
+    (
+        "every loaded model is asked to rest",
+        LENDING,
+        'if s.phase == "ready"]',
+        "if False]",
+    ),
+    (
+        "a job waits for every answer",
+        LENDING,
+        'lend=all(s.lease == "held" for s in ready)',
+        "lend=True",
+    ),
+    (
+        "models go on after the job",
+        SCHEDULER,
+        "            self._recall()\n            return False",
+        "            return False",
+    ),
+    (
+        "what can't ever fit is refused",
+        LENDING,
+        "    if memory_bytes + held > budget:",
+        "    if False:",
+    ),
+    (
+        "a job that a new pin has no room for hears it",
+        SCHEDULER,
+        "                    self._deny(lease, err)",
+        "                    pass",
+    ),
+    (
+        "a worker under a lease is never stalled",
+        DEADLINES,
+        'if slot.lease == "asked" else None',
+        'if slot.lease == "asked" else slot.last_progress + limits.stall_timeout_s',
+    ),
+    (
+        "a worker that does not let go is ended",
+        DEADLINES,
+        'slot.lease_since + limits.stall_timeout_s if slot.lease == "asked" else None',
+        "None",
+    ),
+    (
+        "time behind a job counts also while the model loads",
+        DEADLINES,
+        "if loading and ticket.number < gate else",
+        "if loading else",
+    ),
+    (
+        "a job that gives up opens the gate",
+        SCHEDULER,
+        "        self.leases.end(lease)\n        self._settle()",
+        "        self.leases.end(lease)",
+    ),
+    (
+        "stopping refuses jobs that wait",
+        SCHEDULER,
+        "            if waits:\n",
+        "            if False:\n",
+    ),
 ]
 
 
@@ -326,7 +465,7 @@ def main() -> int:
     """Run every mutation; 1 if any survives."""
     tests = ["test_scheduler_machine.py"]
     if "--machine-only" not in sys.argv:
-        tests[:0] = ["test_placement.py", "test_scheduler.py"]
+        tests[:0] = ["test_placement.py", "test_scheduler.py", "test_leases.py"]
     survivors = 0
     for mutation in MUTATIONS:
         alive = survives(mutation, tests)

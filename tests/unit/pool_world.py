@@ -100,6 +100,9 @@ class World:
         self.workers[worker].lease = "none"
 
     def lend(self, lease: Lease) -> None:
+        here = [w for w in self.workers.values() if w.state != "gone"]
+        assert {w.state for w in here} <= {"importing", "ready"}, "lent while weights move"
+        assert all(w.lease == "held" for w in here if w.state == "ready"), "lent while a model may compute"
         self.lent.append(lease)
 
     def deny(self, lease: Lease, err: ApiError) -> None:

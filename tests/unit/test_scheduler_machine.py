@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from mlxpool.parent.pool.leases import Lease
 from mlxpool.parent.pool.state import Ticket
 from mlxpool.shared.errors import ApiError
 from tests.unit.pool_world import World, model
@@ -38,7 +39,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.tickets: list[Ticket] = []
         self.pinned: set[str] = set()
         self.failed_until: dict[str, float] = {}
-        self.seen = {"events": 0, "granted": 0}
+        self.seen = {"events": 0, "granted": 0, "granted behind": 0, "workers": 0}
+        self.leases: list[Lease] = []
 
     # ---- clients ----
 
@@ -71,11 +73,63 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.on_done(ticket)
         assert ticket.state == "done"
 
+    # ---- jobs ----
+
+    @property
+    def asks(self) -> list[Lease]:
+        """Jobs that want the GPU or have it."""
+        return [lease for lease in self.leases if lease.state != "over"]
+
+    @precondition(lambda self: len(self.asks) < 3)
+    @rule(needs=st.sampled_from([0, 0, 3, 9, 14, 20, 21]))
+    def want_the_gpu(self, needs: int) -> None:
+        kept = sum(w.holds for w in self.world.workers.values() if self._is_kept(w.spec.name, w.state))
+        try:
+            self.leases.append(self.pool.on_exclusive(f"job {len(self.leases)}", needs))
+        except ApiError as err:
+            refusal = err.code
+        else:
+            assert needs + kept <= BUDGET
+            return
+        assert refusal == "model_too_large"
+        assert needs + kept > BUDGET, "refused although it may fit"
+
+    def _is_kept(self, name: str, state: str) -> bool:
+        return name in self.pinned and state != "gone"
+
+    @precondition(lambda self: bool(self.asks))
+    @rule(data=st.data())
+    def give_back_or_give_up(self, data: st.DataObject) -> None:
+        self.pool.on_release(data.draw(st.sampled_from(self.asks)))
+
+    @rule(name=NAMES)
+    def lease_answered(self, name: str) -> None:
+        self.world.answer_lease(name)
+
+    @rule(name=NAMES)
+    def lease_breaks(self, name: str) -> None:
+        worker = self.world.alive(name)
+        if worker is not None and worker.state == "ready" and worker.lease != "none":
+            self.pool.on_unleased(worker.number, "its lease broke")
+            self.failed_until[name] = self.world.clock + 600
+
     # ---- processes ----
 
     @rule(name=NAMES)
     def process_moves(self, name: str) -> None:
         self.world.step(name)
+
+    @rule()
+    def all_processes_come_to_rest(self) -> None:
+        """Without it a model is seldom ready: each of its steps is one rule of twenty."""
+        while any(self.world.step(name) for name in SPECS):
+            pass
+
+    @rule(names=st.lists(NAMES, max_size=2))
+    def requests_are_served(self, names: list[str]) -> None:
+        for name in names:
+            self.request(name, None)
+        self.all_processes_come_to_rest()
 
     @rule(name=NAMES)
     def imported(self, name: str) -> None:
@@ -165,7 +219,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_never_promised_twice(self) -> None:
-        assert self.world.held_bytes <= BUDGET
+        assert self.world.held_bytes + self.pool.leases.reserved <= BUDGET
         reserved = sum(s.reserved for s in self.pool.slots.values()) + self.pool.spare.reserved
         assert reserved == self.world.held_bytes
 
@@ -216,7 +270,44 @@ class PoolMachine(RuleBasedStateMachine):
                     if s.waiting and s.evicts_from is not None and s.name != name
                 ]
                 unload = [slot.unload_before] if slot.unload_before is not None else []
-                assert any(b <= head for b in evictions + unload), "held back for nothing"
+                jobs = [lease.number for lease in self.asks]
+                assert any(b <= head for b in evictions + unload + jobs), "held back for nothing"
+
+    @invariant()
+    def nothing_is_granted_or_started_behind_a_job(self) -> None:
+        first = min((lease.number for lease in self.asks), default=None)
+        granted = self.world.granted[self.seen["granted behind"] :]
+        started = list(self.world.workers.values())[self.seen["workers"] :]
+        self.seen["granted behind"], self.seen["workers"] = (
+            len(self.world.granted),
+            len(self.world.workers),
+        )
+        if first is None:
+            return
+        assert not [t for t in granted if t.number > first]
+        for worker in started:
+            if worker.state in ("importing", "loading"):
+                assert worker.spec.name, "a spare was started while a job waits"
+                assert self.pool.slots[worker.spec.name].waiting[0].number < first
+
+    @invariant()
+    def a_job_that_has_the_gpu_is_alone_and_has_its_memory(self) -> None:
+        held = [lease for lease in self.asks if lease.state == "held"]
+        assert len(held) <= 1
+        if held:
+            assert held[0] is self.asks[0], "it overtook another one"
+            assert self.pool.leases.reserved == held[0].memory_bytes
+            assert not [t for t in self.tickets if t.state == "granted"]
+            for worker in self.world.workers.values():
+                assert worker.state != "loading"
+                assert worker.state != "ready" or worker.lease == "held"
+
+    @invariant()
+    def models_rest_for_a_job_whose_turn_it_is_alone(self) -> None:
+        asked = [w for w in self.world.workers.values() if w.state == "ready" and w.lease != "none"]
+        if asked:
+            assert self.asks, "a model rests for nobody"
+            assert not [t for t in self.tickets if t.state != "done" and t.number < self.asks[0].number]
 
     def teardown(self) -> None:
         """From any state, if clients end and processes do their part, no ticket waits for ever."""
@@ -225,6 +316,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.world.run()
         left = [t for t in self.tickets if t.state != "done"]
         assert not left, f"{left} wait for ever"
+        assert not self.asks, f"{self.asks} wait for ever"
         states = [w.state for w in self.world.workers.values() if w.spec.name]
         assert not {"importing", "loading", "draining"} & set(states)
         self.pool.on_shutdown()

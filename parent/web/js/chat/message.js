@@ -52,12 +52,13 @@ function Wait({ run }) {
   const worker = workers.value.get(run.model);
   const share = worker?.state === "loading" ? loadProgress(worker) : null;
   const waited = Math.max(0, Math.floor((performance.now() - run.startedAt) / 1000));
-  const ahead = pool.value?.queue.findIndex((ticket) => ticket.model === run.model) ?? -1;
+  const ticket = pool.value?.queue.find((one) => one.model === run.model);
   let words = "Reading the prompt";
-  if (!worker || worker.state === "starting" || worker.state === "absent") words = "Starting the model";
+  if (ticket?.waits_for === "lease") words = `Waiting for the GPU: ${ticket.holder}`;
+  else if (!worker || worker.state === "starting" || worker.state === "absent") words = "Starting the model";
   else if (worker.state === "loading") words = share === null ? "Loading the model" : `Loading the model, ${percent(share)}`;
   else if (worker.state !== "ready") words = "Waiting for the model";
-  else if (ahead >= 0 && worker.queued > 0) words = "Waiting for a place";
+  else if (ticket && worker.queued > 0) words = "Waiting for a place";
   return html`<div class="message-wait" data-now=${nowMs}>
     <p class="faint">${words}${waited >= 2 ? ` · ${span(waited)}` : ""}</p>
     ${worker?.state === "loading" && html`<${Progress} value=${share} label="Loading ${run.model}" />`}

@@ -169,9 +169,9 @@ function showPool() {
 }
 
 /** What of a pool a person notices at once; the rest are figures. */
-function shapeOf({ workers, queue, recent, budget_bytes, reserved_bytes, cache }) {
+function shapeOf({ workers, queue, leases, recent, budget_bytes, reserved_bytes, cache }) {
   const seen = workers.map((w) => [w.model, w.state, w.active > 0, w.queued > 0, w.pinned, w.unloading, w.loaded_bytes, w.reason]);
-  return JSON.stringify([seen, queue.map((ticket) => ticket.model), recent?.at(-1)?.time, budget_bytes, reserved_bytes, cache?.off]);
+  return JSON.stringify([seen, queue.map((ticket) => [ticket.model, ticket.waits_for]), leases, recent?.at(-1)?.time, budget_bytes, reserved_bytes, cache?.off]);
 }
 
 /** A model that was told to go and still answers is, for a person, finishing. */

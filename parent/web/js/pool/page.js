@@ -46,7 +46,7 @@ export function PoolPage() {
         <${Prompts} cache=${view.cache} />
         <div class="columns">
           <${ThroughputLater} />
-          <${Queue} waiting=${view.queue} />
+          <${Queue} waiting=${view.queue} leases=${view.leases} />
         </div>
         <${Recent} events=${recent.value} ...${view.counters} />`}
     ${picking && html`<${ModelPicker} title="Load a model" offered=${(model) => !isUp.has(model.id)} onPick=${load} onClose=${() => setPicking(false)} />`}

@@ -15,6 +15,8 @@ const WORDS = {
   crash: "crashed",
   failed: "failed",
   cancel: "cancelled",
+  lease: "GPU lent",
+  release: "GPU back",
 };
 const SHOWN = 12;
 
