@@ -40,6 +40,7 @@ def main() -> int:
             "viewers",
             "page",
             "swap",
+            "leases",
             "serving",
             "engine",
             "grammar",
@@ -57,7 +58,7 @@ def main() -> int:
     own_starter = ["--starter", str(starter)]
     benches = {
         "startup": [], "text": [], "relay": [], "count_tokens": own_starter, "viewers": [], "page": [],
-        "swap": own_starter, "serving": own_starter, "engine": own_starter,
+        "swap": own_starter, "leases": own_starter, "serving": own_starter, "engine": own_starter,
         "grammar": own_starter, "cache_lookup": [], "kv_disk": [], "prompt_cache": own_starter,
         "history": [], "adapters": [],
     }  # fmt: skip
