@@ -32,7 +32,7 @@ async def hold(upstream: Upstream, leased: Callable[[], None]) -> str:
                 pass
     except UpstreamError as err:
         return f"its lease of the GPU broke: {err}"
-    except msgspec.MsgspecError as err:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
         return f"it answers nonsense to a lease of the GPU: {err}"
     return "it ended its lease of the GPU"
 

@@ -8,6 +8,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +20,12 @@ import msgspec
 import psutil
 import pytest
 
+from tests.tools import sse
 from tests.tools.running_engine import Running, plan
 from tests.tools.running_engine import until as turned
 from tests.tools.scripted_lease import borrow
 from tests.tools.scripted_script import expected_text, make_scripted_model, read_events
-from tests.tools.served import Served, gone, serve, until
+from tests.tools.served import Served, chat_body, gone, serve, until
 from tests.tools.tiny_fixture import TinyModels
 from tests.tools.worker_process import WorkerProcess, streamed_text
 
@@ -112,6 +115,33 @@ async def test_who_waits_too_long_hears_who_has_the_gpu_and_who_leaves_starts_no
                 assert int(answer.headers["retry-after"]) >= 1
             assert not told(tmp_path / "m", "cold", "started")
         assert (await served.chat("cold")).status == 200
+
+
+async def test_a_stream_behind_a_lease_is_opened_and_kept_alive_and_then_answered_whole(tmp_path: Path):
+    make_scripted_model(tmp_path / "m", "a")
+    async with lending(tmp_path, flags=["--open-after", "0.05", "--keep-alive", "0.05"]) as served:
+        await served.chat("a")
+        async with borrow(served.home, "quantize x") as job:
+            await job.told()
+            body = chat_body("a", "late", stream=True)
+            async with served.client.post(f"{served.url}/v1/chat/completions", json=body) as answer:
+                assert answer.status == 200
+                said = b""
+                while said.count(b"data: ") < 3:
+                    said += await asyncio.wait_for(answer.content.readany(), PATIENCE_S)
+                assert b"a:late" not in said
+                assert not told(tmp_path / "m", "a", "request")[1:]
+                shown = await asyncio.to_thread(_status, served.home)
+                assert "GPU      held by quantize x" in shown
+                await job.give_back()
+                said += await answer.read()
+            assert sse.read_chat(said).text == expected_text("a", "late")
+
+
+def _status(home: Path) -> str:
+    """What a terminal is told."""
+    command = [sys.executable, "-m", "mlxpool.parent", "status", "--home", str(home)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 async def test_a_client_that_leaves_behind_a_lease_starts_nothing_and_a_load_says_what_it_waits_for(
