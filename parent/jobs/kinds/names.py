@@ -131,7 +131,7 @@ def find_lines(data: str, here: Here, field: str) -> Path | Fault:
     datasets = here.home / DATASETS_FOLDER
     if is_model_name(data) and "/" not in data:
         path = datasets / f"{data.removesuffix(DATASET_SUFFIX)}{DATASET_SUFFIX}"
-        if path.is_file():
+        if os.path.isfile(path):  # also for a name that no file could have
             return path
     try:
         known = sorted(entry.stem for entry in datasets.glob(f"*{DATASET_SUFFIX}"))
@@ -148,8 +148,12 @@ def find_file(file: str, field: str) -> Path | Fault:
     if not path.is_absolute():
         return Fault(field, f"{cut(file)!r} is no absolute path; begin it with /")
     try:
-        open_regular(path).close()
+        with open_regular(path) as opened:
+            size_bytes = os.fstat(opened.fileno()).st_size
     except (OSError, ValueError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else "no path"
         return Fault(field, f"{cut(file)!r} can't be read: {why}")
+    if not size_bytes:
+        # So are the kernel's files, reading which may wait for ever.
+        return Fault(field, f"{cut(file)!r} is empty")
     return path
