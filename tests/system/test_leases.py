@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
 from tests.tools import sse
@@ -200,6 +199,20 @@ async def test_a_worker_that_does_not_let_go_is_ended_and_the_job_has_the_gpu(tm
         assert any("did not let go of the GPU" in e["detail"] for e in (await served.pool())["recent"])
 
 
+async def test_a_worker_whose_lease_breaks_is_ended_and_the_job_goes_on(tmp_path: Path):
+    make_scripted_model(tmp_path / "m", "fickle", ends_lease=True)
+    async with lending(tmp_path) as served:
+        await served.chat("fickle")
+        async with borrow(served.home, "quantize x") as job:
+            assert (await job.told()).code == ""
+            await until(lambda: _crashes(served, 1), PATIENCE_S)
+            pool = await served.pool()
+            assert pool["leases"]["exclusive"] == 1
+            (crash,) = [e for e in pool["recent"] if e["event"] == "crash"]
+            assert crash["detail"] == "it ended its lease of the GPU"
+        assert (await served.chat("fickle")).status == 200
+
+
 async def test_a_job_gets_its_memory_from_idle_models_and_one_that_never_fits_hears_the_numbers(
     tmp_path: Path,
 ):
@@ -365,17 +378,29 @@ def test_a_drain_under_a_lease_does_not_wait_for_who_waits_behind_it(tiny: TinyM
         assert waits.result(60)[0] == 200
 
 
-def test_a_leased_worker_uses_no_processor(worker: WorkerProcess):
-    held = NativeLease(worker)
-    held.wait()
-    with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(worker.text, "late", max_tokens=2, **GREEDY)
-        _until_stats(worker, lambda stats: stats["waiting"] == 1)
-        process = psutil.Process(worker.process.pid)
-        turns = [sum(process.cpu_times()[:2]) for _ in range(20) if worker.stats()]
-        assert turns[-1] - turns[0] < 1.0, "the engine turns without end"
-        held.close()
-        late.result(60)
+async def test_an_engine_that_rests_sleeps_although_rows_wait(tiny: TinyModels):
+    running = await Running(tiny("llama"), batch=2).ready()
+    try:
+        engine, turns = running.engine, 0
+        await engine.hold.take()
+        client, _ = running.submit(plan([5, 6], 3))
+        await turned(lambda: bool(engine._waiting))
+        drop_cancelled = engine._drop_cancelled
+
+        def counted(*args: Any) -> None:
+            nonlocal turns
+            turns += 1
+            drop_cancelled(*args)
+
+        engine._drop_cancelled = counted  # type: ignore[method-assign]
+        for _ in range(50):
+            await engine.call(lambda: None)
+            await asyncio.sleep(0.002)  # in which an engine that spins takes a hundred turns
+        assert turns <= 150
+        engine.hold.give_back()
+        await asyncio.wait_for(client.ended.wait(), PATIENCE_S)
+    finally:
+        running.stop()
 
 
 async def test_a_row_that_was_put_back_for_room_ends_before_the_engine_rests(tiny: TinyModels):

@@ -198,8 +198,12 @@ class Engine:
         try:
             if not (self._script.never_lease or self.hung):
                 await self._idle.wait()
-                out.start_stream({}, msgspec.json.encode(Lease()) + b"\n")
+                # First: whoever hears the answer looks for it.
                 self._process.life.record("leased")
+                out.start_stream({}, msgspec.json.encode(Lease()) + b"\n")
+                if self._script.ends_lease:
+                    out.end_stream()
+                    return
             await asyncio.get_running_loop().create_future()
         finally:
             self._leases -= 1

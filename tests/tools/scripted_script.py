@@ -66,7 +66,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heartbeats say instead of what is so. share_s: seconds that taking another share takes; never_share: it
     is never answered. never_flush: neither is a flush.
 
-    Leases. never_lease: none is answered.
+    Leases. never_lease: none is answered. ends_lease: each is over once it is held.
     """
 
     import_s: float = 0.0
@@ -111,6 +111,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     never_share: bool = False
     never_flush: bool = False
     never_lease: bool = False
+    ends_lease: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.crash_signal, str) and self.crash_signal not in signal.Signals.__members__:
