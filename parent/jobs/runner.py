@@ -207,6 +207,9 @@ class Jobs:
                 if run.cancelled is None:
                     run.task = asyncio.get_running_loop().create_task(self._lead(run))
                     await asyncio.wait([run.task])
+                    if run.job_id in self._runs:
+                        # Cancelled before its first step: nothing of `_lead` has run.
+                        self._end_cancelled(run)
         finally:
             del self._working[name]
 

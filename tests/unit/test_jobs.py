@@ -218,6 +218,18 @@ say('\\x1b[31mred\\x1b[0m 10%\\r\\x1b[31mred\\x1b[0m 20%')
     assert lines[-1] == "red 20%"
 
 
+async def test_a_job_that_is_cancelled_at_any_moment_of_its_turns_beginning_ends(world: World) -> None:
+    world.gpu.free.clear()
+    for moment in range(12):
+        before = await world.submit(FOREVER, kind="heavy", number=2 * moment)
+        job = await world.submit(FOREVER, kind="heavy", number=2 * moment + 1)
+        world.jobs.cancel(before.id)
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        world.jobs.cancel(job.id)
+        assert (await world.until(job, "cancelled")).message == "cancelled"
+
+
 async def test_cancelling_a_waiting_job_ends_it_at_once(world: World) -> None:
     at_work = await world.submit(f"{stage(0.1, 'at it')}\n{FOREVER}")
     waiting = await world.submit(DONE)
