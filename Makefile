@@ -10,7 +10,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
   if $$python -c '$(IS_NEW_ENOUGH)' 2>/dev/null; then echo $$python; break; fi; done)
 ARGS ?=
 # Tests mostly wait for the processes they start; a file's tests stay together and in order.
-JOBS ?= 2
+JOBS ?= 3
 PYTEST := .venv/bin/python -m pytest -n $(JOBS) --dist loadfile
 
 # Plain mlx has a backend on macOS only; elsewhere the driver's device tells which one to take.

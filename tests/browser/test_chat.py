@@ -156,7 +156,7 @@ async def test_the_switcher_shows_the_load_in_place_and_the_next_question_goes_t
     shop: Shop, open_page: OpenPage
 ):
     small = shop.make("small", tokens=2)
-    large = shop.make("large", tokens=2, weights_bytes=500_000_000, load_s=2, load_lines=40)
+    large = shop.make("large", tokens=2, weights_bytes=500_000_000, load_s=5, load_lines=40)
     page = await open_page(shop.served, f"#/chat?model={small}")
     await say(page, "hello")
     await expect(answers(page).locator(".message-who")).to_have_text(small)

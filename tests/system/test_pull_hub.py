@@ -339,7 +339,7 @@ def test_two_pulls_of_one_model_are_one(hub: FakeHub, home: Path, source: Path) 
     assert hub.holding.wait(60)
     second = PullProcess(hub, home, "org/name")
     assert second.process.stdout is not None
-    waits = '{"type":"progress","progress":0.0,"message":"wait for another pull of it"}\n'
+    waits = '{"type":"stage","name":"wait","progress":0.0,"message":"for another pull of it"}\n'
     assert second.process.stdout.readline() == waits
     hub.release()
     assert first.end()[1][-1]["result"]["was_there"] is False
