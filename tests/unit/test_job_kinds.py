@@ -48,6 +48,8 @@ def m(home: Home, tiny: TinyModels) -> Home:  # noqa: F811
         "x" * 97,
         "é" * 101,
         "\ud800",
+        "-rf",
+        "a\u202eb",
     ],
 )
 def test_a_name_that_is_no_folders_name_is_refused(name: str) -> None:

@@ -48,12 +48,14 @@ def name_problem(name: str) -> str | None:
         or "/" in name
         or ":" in name
         or name != name.strip()
+        or name.startswith("-")  # a command would take it for a flag
+        or not name.isprintable()
         or len(name) > MAX_NAME_CHARS
         or len(name.encode()) > MAX_NAME_BYTES
     ):
         return (
             f"{cut(name)!r} can't be a model's name; use at most {MAX_NAME_CHARS} characters, "
-            "without / \\ : * and no dot in front"
+            "without / \\ : * and what can't be seen, no dot or dash in front"
         )
     return None
 
