@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -83,6 +84,7 @@ FILES: list[tuple[str, bytes, str]] = [
     ("a.jsonl", b"\n \n", "a.jsonl is empty"),
     ("a.txt", b"hello", "a.txt is a text, which has {text} alone, and the prompt wants {a}"),
     ("a.jsonl", b"\xff", "a.jsonl is no UTF-8 text, from byte 0 on"),
+    ("a.jsonl", b'{"a": "x"}\n' + b" " * 4_000_001, "a.jsonl: line 2 is longer than 4.0 MB"),
 ]  # fmt: skip
 
 
@@ -94,6 +96,34 @@ def test_an_input_that_can_not_be_used_says_where(
     with pytest.raises(RecordsError) as caught:
         records.read(tmp_path / name, {"a"})
     assert str(caught.value) == said
+    with pytest.raises(RecordsError) as caught:
+        records.check(tmp_path / name, {"a"})
+    assert str(caught.value) == said
+
+
+def test_a_text_of_one_endless_paragraph_is_cut_as_fast_as_any(tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    path.write_bytes(b"x" * 24_000_000)
+    began_s = time.process_time()
+    records.check(path, {"text"})
+    looked_s = time.process_time() - began_s
+    found = records.read(path, {"text"})
+    read_s = time.process_time() - began_s - looked_s
+    # What is left was copied for every piece: 12 s.
+    assert (len(found), looked_s < 1, read_s < 4) == (12_000, True, True), (looked_s, read_s)
+
+
+def test_characters_on_the_border_of_two_pieces_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_PIECE_BYTES", 2)
+    path = tmp_path / "t.txt"
+    path.write_text("\ufeffäöü€𝄞", encoding="utf-8")
+    records.check(path, {"text"})
+    assert records.read(path, {"text"}) == [{"text": "äöü€𝄞"}]
+    path.write_bytes("äöü€".encode() + b"\xe2\x82")
+    with pytest.raises(RecordsError, match="no UTF-8 text, from byte 9 on"):
+        records.check(path, {"text"})
 
 
 def test_lines_give_their_fields_as_text(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class Dataset:
         if isinstance(file, Fault):
             return [*faults, file]
         try:
-            records.read(file, wanted)
+            records.check(file, wanted)
         except records.RecordsError as problem:
             faults.append(Fault("input", str(problem)))
         return faults
