@@ -27,6 +27,8 @@ Dtype = Literal["float32", "bfloat16", "float16", "native"]
 ELEMENT_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "native": 2}
 # Scale and offset of a group, float16 each.
 _GROUP_BYTES = 4
+# One for each pair of a head's numbers. They are read at once, and the file may have holes of any size.
+_MAX_FACTORS = 4_096
 # How many missing tensors are named.
 _NAMED = 3
 
@@ -106,6 +108,10 @@ def _rope_factors(factors: TensorInfo, made: dict[str, Any], facts: Facts) -> di
     """The part of the config that the factors stand for."""
     if made["model_type"] != "llama" or factors.format != F32 or len(factors.shape) != 1:
         raise GgufError(f"{ROPE_FACTORS} of {facts.architecture} is not known here")
+    if factors.elements > _MAX_FACTORS:
+        raise GgufError(
+            f"{ROPE_FACTORS} has {factors.elements} factors; {_MAX_FACTORS} are the most believed"
+        )
     try:
         with open_regular(factors.path) as file:
             file.seek(factors.offset)

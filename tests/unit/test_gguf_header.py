@@ -210,3 +210,7 @@ def test_an_unknown_tensor_and_unknown_rope_factors_are_named(tmp_path: Path) ->
     factors = {"rope_freqs.weight": np.linspace(1, 3, 8).astype(np.float32)}
     path = gguf_files.write(tmp_path / "b.gguf", Model("llama", weights, extra=factors))
     assert "rope_freqs.weight holds factors of no rope scaling that is known" in refusal(path)
+    # A file with a hole says so in a few bytes, and the server would read the hole.
+    factors = {"rope_freqs.weight": np.ones(5_000, np.float32)}
+    path = gguf_files.write(tmp_path / "c.gguf", Model("llama", weights, extra=factors))
+    assert refusal(path) == "rope_freqs.weight has 5000 factors; 4096 are the most believed"
