@@ -44,9 +44,7 @@ def read_config(config: type[msgspec.Struct], raw: Mapping[str, Any]) -> msgspec
             if message is not None:
                 faults.append(Fault(field.encode_name, message))
         elif field.required:
-            faults.append(
-                Fault(field.encode_name, f"missing, it is {describe(properties[field.encode_name])}")
-            )
+            faults.append(Fault(field.encode_name, "missing"))
     if faults:
         return faults
     try:

@@ -182,7 +182,7 @@ REFUSALS: list[tuple[str, str, bytes | None, int, str]] = [
         "/api/jobs",
         b'{"kind":"scripted","config":{"nam":"x","steps":1e30,"mode":"slow"}}',
         400,
-        "config.nam: unknown, did you mean name?; config.name: missing, it is a text; config.steps: 1e30 is"
+        "config.nam: unknown, did you mean name?; config.name: missing; config.steps: 1e30 is"
         ' not a whole number from 1 to 100000; config.mode: "slow" is not one of calm, quick',
     ),
     (

@@ -321,7 +321,7 @@ async def test_more_jobs_than_may_wait_are_refused(world: World, monkeypatch: py
             "config.code",
             "config.code: there is nothing to run; config.number: so it has none",
         ),
-        ("pull", {}, "config.name", "config.name: missing, it is a text"),
+        ("pull", {}, "config.name", "config.name: missing"),
         (
             "pull",
             {"name": "../x"},

@@ -59,7 +59,7 @@ def test_every_fault_is_named_with_what_would_work() -> None:
     }  # fmt: skip
     assert faults(raw) == {
         "modell": "unknown, did you mean model?",
-        "model": "missing, it is a text",
+        "model": "missing",
         "bits": "7 is not one of 2, 3, 4",
         "mode": '"c" is not one of a, b, or null',
         "share": "1 is not a number, at least 0 and below 1, or null",

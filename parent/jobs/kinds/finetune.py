@@ -41,6 +41,12 @@ class FinetuneConfig(
         Meta(description="JSONL to validate with; else a part of the data is held back."),
         source("dataset"),
     ] = None
+    name: Annotated[
+        str | None, Meta(description="The adapter's name; else made of the model's and the data's.")
+    ] = None
+    iters: Annotated[int, Meta(description="Steps of training.", ge=1, le=1_000_000)] = 600
+    batch_size: Annotated[int, Meta(description="Lines in a step.", ge=1, le=1024)] = 4
+    learning_rate: Annotated[float, Meta(description="Of Adam.", gt=0, le=1)] = 1e-4
     valid_fraction: Annotated[
         float,
         Meta(description="Part of the data that is held back where `valid` is not given.", gt=0, le=0.5),
@@ -48,12 +54,6 @@ class FinetuneConfig(
     valid_batches: Annotated[
         int, Meta(description="Batches that a validation takes at most.", ge=1, le=10_000)
     ] = 25
-    name: Annotated[
-        str | None, Meta(description="The adapter's name; else made of the model's and the data's.")
-    ] = None
-    iters: Annotated[int, Meta(description="Steps of training.", ge=1, le=1_000_000)] = 600
-    batch_size: Annotated[int, Meta(description="Lines in a step.", ge=1, le=1024)] = 4
-    learning_rate: Annotated[float, Meta(description="Of Adam.", gt=0, le=1)] = 1e-4
     schedule: Annotated[
         Literal["constant", "cosine"], Meta(description="How the learning rate goes on after the warm-up.")
     ] = "constant"
