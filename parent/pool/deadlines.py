@@ -10,8 +10,11 @@ from .state import Slot, Ticket
 def expires(slot: Slot, ticket: Ticket, limits: Limits, gate: int = OPEN) -> float | None:
     """When a queued ticket has waited too long. Not while its model loads: load_timeout watches over that.
 
-    gate: tickets from there on wait for no load.
+    gate: tickets from there on wait for no load. A load that was asked for by name, or that brings a pinned
+    model back, has nobody to turn away, and a job may take hours: it waits until it is its turn.
     """
+    if ticket.internal:
+        return None
     loading = slot.phase == "loading" or (slot.phase == "starting" and slot.told_go)
     return None if loading and ticket.number < gate else ticket.arrived + limits.queue_timeout_s
 

@@ -17,7 +17,7 @@ import msgspec
 from mlxpool.parent.library import Description, Library, LibraryModel
 from mlxpool.parent.prompt_disk import PromptDisk
 from mlxpool.shared.backend import Backend
-from mlxpool.shared.config import ModelSettings, Settings
+from mlxpool.shared.config import Settings
 from mlxpool.shared.control import Launch, WorkerStats
 from mlxpool.shared.errors import ApiError
 from mlxpool.shared.memory import OVERHEAD_BYTES
@@ -28,7 +28,7 @@ from .effects import CannotLaunch, Grant, Listeners, PoolEffects
 from .footprint import footprint_bytes
 from .prompt_caches import FlushReport
 from .scheduler import Scheduler
-from .specs import make_cache_launch, make_launch, make_spec
+from .specs import make_cache_launch, make_launch, make_spec, serves_differently
 from .state import ModelSpec, Slot
 from .upstream import Upstream
 from .views import CachePanel, PoolView, WorkerView, leases_view, queue_view, reason_of
@@ -42,15 +42,6 @@ SPEC_TTL_S = 1.0
 FOOTPRINT_INTERVAL_S = 5.0
 # A worker's event loop answers at once; one that doesn't is stopped or dying.
 STATS_TIMEOUT_S = 5.0
-
-
-def _serves_differently(was: ModelSettings, now: ModelSettings, reserved: int, fresh: ModelSpec) -> bool:
-    """Whether a live worker was told something that the settings no longer say."""
-    told = (
-        "path", "context", "batch", "prefill_chunk", "adapters", "max_tokens", "temperature", "top_p",
-        "top_k",
-    )  # fmt: skip
-    return reserved != fresh.planned_bytes or any(getattr(was, key) != getattr(now, key) for key in told)
 
 
 class PoolService:
@@ -200,7 +191,7 @@ class PoolService:
                 self.pin(model, model.settings.pin)
             # One that was told only just now was told what the settings say.
             if name in told and (
-                keeps_differently or _serves_differently(was, model.settings, told[name], specs[name])
+                keeps_differently or serves_differently(was, model.settings, told[name], specs[name])
             ):
                 self.scheduler.on_unload(name)
                 self._leaving.add(name)

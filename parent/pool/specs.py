@@ -6,10 +6,13 @@ import math
 from pathlib import Path
 
 from mlxpool.parent.library import Description, LibraryModel
-from mlxpool.shared.config import Settings
+from mlxpool.shared.config import ModelSettings, Settings
 from mlxpool.shared.control import AdaptersLaunch, CacheLaunch, Launch
 
 from .state import ModelSpec
+
+# The parent's own affair: no worker is told of these.
+_NOT_TOLD = ("pin", "idle_ttl")
 
 
 def make_spec(model: LibraryModel, described: Description, queue_limit: int) -> ModelSpec:
@@ -31,6 +34,12 @@ def make_spec(model: LibraryModel, described: Description, queue_limit: int) -> 
             else None
         ),
     )
+
+
+def serves_differently(was: ModelSettings, now: ModelSettings, reserved: int, fresh: ModelSpec) -> bool:
+    """Whether a live worker was told something that the settings no longer say. reserved: bytes, its plan."""
+    told = (key for key in ModelSettings.__struct_fields__ if key not in _NOT_TOLD)
+    return reserved != fresh.planned_bytes or any(getattr(was, key) != getattr(now, key) for key in told)
 
 
 def make_cache_launch(settings: Settings, ram_bytes: int) -> CacheLaunch:

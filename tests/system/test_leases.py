@@ -166,6 +166,24 @@ async def test_a_client_that_leaves_behind_a_lease_starts_nothing_and_a_load_say
         assert not told(tmp_path / "m", "left", "started")
 
 
+async def test_a_model_whose_settings_change_under_a_lease_serves_by_the_new_ones_after_it(tmp_path: Path):
+    make_scripted_model(tmp_path / "m", "a")
+    config = "[models.a]\nthinking = {}\n"
+    async with lending(tmp_path, config=config.format("true")) as served:
+        await served.chat("a")
+        pid = (await served.worker("a") or {})["pid"]
+        async with borrow(served.home, "quantize x") as job:
+            await job.told()
+            (served.home / "config.toml").write_text(config.format("false"))
+            reloaded = await served.request("POST", "/api/config/reload")
+            assert reloaded.body["changed"] == ["models.a.thinking"]
+            await served.until_state("a", "absent", timeout_s=PATIENCE_S)
+            late = asyncio.create_task(served.chat("a", "late"))
+            await until(lambda: _queued(served, 1), PATIENCE_S)
+            await gone([pid], PATIENCE_S)
+        assert (await late).text == expected_text("a", "late")
+
+
 async def test_a_leased_worker_that_is_killed_holds_nothing_and_its_requests_are_served_afterwards(
     tmp_path: Path,
 ):

@@ -248,6 +248,23 @@ def test_a_pinned_model_that_crashed_under_a_lease_comes_back_after_it():
     assert world.resident() == ["a"]
 
 
+def test_loads_that_wait_behind_a_long_job_are_not_given_up():
+    world, pool = loaded(20, "pinned", queue_timeout_s=500)
+    pool.on_pin(model("pinned"), True)
+    job = pool.on_exclusive("finetune m", 0)
+    world.answer_lease("pinned")
+    world.exit("pinned")
+    pool.on_load(model("b"))
+    request = pool.on_request(model("b"))
+    for _ in range(20):
+        world.clock += 500
+        pool.on_tick()
+    assert request.state == "done"  # its client waited long enough
+    pool.on_release(job)
+    world.run()
+    assert world.resident() == ["b", "pinned"]
+
+
 def test_a_worker_that_does_not_let_go_is_killed_and_one_that_does_is_never_stalled():
     world, pool = loaded(20, "a", "b", stall_timeout_s=60)
     job = pool.on_exclusive("job", 0)
