@@ -6,6 +6,7 @@ the line's number and a reason, never with what the line holds: data may be priv
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +23,8 @@ MAX_LINE_BYTES = 4_000_000
 NAMED_LINES = 5
 
 _FORMS = '{"messages": [{"role", "content"}, …]}, {"prompt", "completion"} or {"text"}'
+_LETTERS = (string.ascii_letters + " ").encode()
+_WIDE = bytes(range(128, 256))
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -30,13 +33,22 @@ class LinesError(Exception):
 
 
 class Example(msgspec.Struct, frozen=True):
-    """One line. messages: a conversation; None where `text` is all there is. tools: declared in it.
-    size_bytes: of its texts, never fewer than its tokens by much."""
+    """One line. messages: a conversation; None where `text` is all there is. tools: declared in it. tokens:
+    about how many its texts take, rather too many."""
 
     messages: list[dict[str, Any]] | None = None
     text: str = ""
     tools: list[Any] | None = None
-    size_bytes: int = 0
+    tokens: int = 0
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """A file's lines, none of them held. conversations: how many of them are. tokens: of the longest, as
+    `Example` has it."""
+
+    lines: int
+    conversations: int
+    tokens: int
 
 
 class _Line(msgspec.Struct):
@@ -57,26 +69,42 @@ def read(path: Path, *, mask_prompt: bool = False) -> list[Example]:
 
     Raises LinesError, which names the first NAMED_LINES bad lines.
     """
-    examples: list[Example] = []
+    return list(_examples(path, mask_prompt))
+
+
+def survey(path: Path, *, mask_prompt: bool = False) -> Survey:
+    """What `read` would give, or raise. A server asks so: the lines themselves may take a gigabyte."""
+    lines = conversations = tokens = 0
+    for one in _examples(path, mask_prompt):
+        lines += 1
+        conversations += one.messages is not None
+        tokens = max(tokens, one.tokens)
+    return Survey(lines, conversations, tokens)
+
+
+def _examples(path: Path, mask_prompt: bool) -> Iterator[Example]:
+    """Raises LinesError, where lines are bad behind the last one."""
     bad: list[str] = []
-    found_bad = 0
+    found = found_bad = 0
     try:
         with open_regular(path) as file:
             for number, raw in _lines(file):
                 try:
-                    examples.append(example(raw, mask_prompt=mask_prompt))
+                    one = example(raw, mask_prompt=mask_prompt)
                 except LinesError as problem:
                     found_bad += 1
                     if found_bad <= NAMED_LINES:
                         bad.append(f"line {number} {problem}")
+                    continue
+                found += 1
+                yield one
     except OSError as problem:
         raise LinesError(f"{path.name} can't be read: {problem.strerror}") from None
     if bad:
         more = f"; and {format_count(found_bad - len(bad), 'more line')}" if found_bad > len(bad) else ""
         raise LinesError(f"{path.name}: {'; '.join(bad)}{more}. A line is {_FORMS}")
-    if not examples:
+    if not found:
         raise LinesError(f"{path.name} has no lines; a line is {_FORMS}")
-    return examples
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -105,16 +133,16 @@ def example(raw: bytes, *, mask_prompt: bool = False) -> Example:
             {"role": "user", "content": _text(line.prompt, "prompt")},
             {"role": "assistant", "content": _text(line.completion, "completion")},
         ]
-        return Example(messages=turns, tools=tools, size_bytes=_size(turns))
+        return Example(messages=turns, tools=tools, tokens=_tokens_of(turns, tools))
     if line.messages is not None:
         turns = _messages(line.messages)
         if mask_prompt and (turns[-1]["role"] != "assistant" or len(turns) < 2):
             raise LinesError("does not end with an assistant's message, which `mask_prompt` trains on")
-        return Example(messages=turns, tools=tools, size_bytes=_size(turns))
+        return Example(messages=turns, tools=tools, tokens=_tokens_of(turns, tools))
     text = _text(line.text, "text")
     if mask_prompt:
         raise LinesError("is a plain text, which has no prompt to mask; switch `mask_prompt` off")
-    return Example(text=text, size_bytes=len(text.encode()))
+    return Example(text=text, tokens=likely_tokens(text.encode()))
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
@@ -145,8 +173,22 @@ def _text(value: Any, field: str) -> str:
     return value
 
 
-def _size(messages: list[dict[str, Any]]) -> int:
-    return sum(len(message["content"].encode()) for message in messages)
+def _tokens_of(messages: list[dict[str, Any]], tools: list[Any] | None) -> int:
+    count = 0 if tools is None else likely_tokens(msgspec.json.encode(tools))
+    for message in messages:
+        count += likely_tokens(message["content"].encode())
+        others = {key: value for key, value in message.items() if key not in ("role", "content")}
+        count += likely_tokens(msgspec.json.encode(others)) if others else 0
+    return count
+
+
+def likely_tokens(text: bytes) -> int:
+    """About how many tokens a text in UTF-8 takes, rather too many: three letters or spaces each, two bytes
+    of what is beyond ASCII, and one each for digits and the rest. Vocabularies take 4 letters of English and
+    3 of other languages, and a byte is never more than a token."""
+    others = text.translate(None, _LETTERS)
+    narrow = others.translate(None, _WIDE)
+    return (len(text) - len(others)) // 3 + (len(others) - len(narrow)) // 2 + len(narrow) + 1
 
 
 def valid_count(lines: int, fraction: float) -> int:

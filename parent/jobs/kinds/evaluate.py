@@ -70,7 +70,7 @@ class Evaluate(Computing):
         else:
             try:
                 if path.suffix == names.DATASET_SUFFIX:
-                    training_lines.read(path)
+                    training_lines.survey(path)
                 elif path.stat().st_size > training_lines.MAX_FILE_BYTES:
                     most = format_size(training_lines.MAX_FILE_BYTES)
                     faults.append(Fault("file", f"{path.name} is larger than {most}; give a part of it"))

@@ -13,7 +13,7 @@ from mlxpool.shared.checkpoint import Checkpoint, CheckpointError
 from mlxpool.shared.job_tasks import FinetuneTask, Trained
 from mlxpool.shared.model_facts import model_facts
 from mlxpool.shared.text import cut
-from mlxpool.shared.training_lines import Example, LinesError
+from mlxpool.shared.training_lines import LinesError, Survey
 from mlxpool.shared.units import format_count
 
 from . import estimates, names
@@ -138,10 +138,9 @@ class Finetune(Computing):
         if isinstance(found, Fault) or isinstance(data, Fault):
             return Needs(gpu=True)
         try:
-            examples, facts = training_lines.read(data), model_facts(found)
+            lines, facts = training_lines.survey(data), model_facts(found)
         except (LinesError, CheckpointError):
             return Needs(gpu=True)  # changed since it was checked: the process says so
-        longest = max(example.size_bytes for example in examples) + _TEMPLATE_TOKENS
         return Needs(
             gpu=True,
             memory_bytes=estimates.training_bytes(
@@ -149,7 +148,7 @@ class Finetune(Computing):
                 facts,
                 here.backend,
                 rows=config.batch_size,
-                tokens=min(longest, config.max_seq_length),
+                tokens=min(lines.tokens + _TEMPLATE_TOKENS, config.max_seq_length),
                 layers=_layers(config, found),
                 rank=config.rank,
                 checkpointed=config.grad_checkpoint,
@@ -258,33 +257,29 @@ def _line_faults(
     if config.valid is not None:
         valid = _read(config, names.find_lines(config.valid, here, "valid"), "valid", faults)
     if found is not None and not _has_template(found):
-        for field, examples in (("data", train), ("valid", valid)):
-            if examples is not None and any(example.messages for example in examples):
+        for field, lines in (("data", train), ("valid", valid)):
+            if lines is not None and lines.conversations:
                 what = "has conversations, and the model no chat template"
                 faults.append(Fault(field, f'{what}; give it {{"text"}} lines'))
     if train is not None:
         held = (
-            0 if config.valid is not None else training_lines.valid_count(len(train), config.valid_fraction)
+            0 if config.valid is not None else training_lines.valid_count(train.lines, config.valid_fraction)
         )
-        if len(train) - held < config.batch_size:
-            after = f" ({held} of {len(train)} are held back for validation)" if held else ""
-            lines = format_count(len(train) - held, "line")
+        if train.lines - held < config.batch_size:
+            after = f" ({held} of {train.lines} are held back for validation)" if held else ""
+            left = format_count(train.lines - held, "line")
             faults.append(
-                Fault(
-                    "batch_size", f"{config.batch_size}, but there is too little to fill it: {lines}{after}"
-                )
+                Fault("batch_size", f"{config.batch_size}, but there is too little to fill it: {left}{after}")
             )
     return faults
 
 
-def _read(
-    config: FinetuneConfig, path: Path | Fault, field: str, faults: list[Fault]
-) -> list[Example] | None:
+def _read(config: FinetuneConfig, path: Path | Fault, field: str, faults: list[Fault]) -> Survey | None:
     if isinstance(path, Fault):
         faults.append(path)
         return None
     try:
-        return training_lines.read(path, mask_prompt=config.mask_prompt)
+        return training_lines.survey(path, mask_prompt=config.mask_prompt)
     except LinesError as problem:
         faults.append(Fault(field, str(problem)))
         return None
