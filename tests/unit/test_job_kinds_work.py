@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import pytest
 from mlx import nn
 from mlx.utils import tree_flatten
@@ -16,7 +17,8 @@ from mlx_lm.convert import mixed_quant_predicate_builder
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 from mlx_lm.utils import load_model, quantize_model, save_config
 
-from mlxpool.shared import staging
+from mlxpool.parent.jobs.kinds.fuse import Fuse, _result_bytes
+from mlxpool.shared import checkpoint, staging
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.worker.jobs import evaluate, fuse, output, quantize
 from mlxpool.worker.jobs.process import JobError, LogLines
@@ -186,6 +188,10 @@ def test_a_fused_model_says_what_its_adapter_says(m: Home, tiny: TinyModels, bas
     assert (result["model"], result["layers"]) == (f"{base}-a", 7)
     fused, config = load_model(m.root / "models" / f"{base}-a")
     assert "quantization" not in config
+    # What was taken to be needed on the disk is about what was written.
+    task = msgspec.convert({"model": base, "adapter": "a", "dequantize": base == "q"}, Fuse.config)
+    assumed = _result_bytes(task, checkpoint.read(m.root / "models" / base))
+    assert 0.8 < assumed / result["weights_bytes"] < 1.2
     plain, _ = load_model(m.root / "models" / base)
     adapted = load_adapters(load_model(m.root / "models" / base)[0], str(adapter))
     assert float(mx.abs(fused(IDS) - adapted(IDS)).max()) < 1e-3
@@ -276,7 +282,7 @@ def test_an_evaluation_ends_at_its_limit_and_uses_its_adapter(m: Home, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("raw", "message"), [(b"", "fewer than two tokens"), (b"\xff\xfe\x00", "is no text in UTF-8")]
+    ("raw", "message"), [(b"a", "fewer than two tokens"), (b"\xff\xfe\x00", "is no text in UTF-8")]
 )
 def test_a_file_without_a_text_is_refused(m: Home, tmp_path: Path, raw: bytes, message: str) -> None:
     (tmp_path / "t.txt").write_bytes(raw)

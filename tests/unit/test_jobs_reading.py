@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import click
@@ -18,6 +19,7 @@ from mlxpool.parent.jobs.kinds import KINDS
 from mlxpool.parent.jobs.kinds.kind import Fault, Kind, source
 from mlxpool.parent.jobs.reading import MAX_CONFIG_BYTES, MAX_FAULTS, read_config, refusal
 from mlxpool.parent.jobs.shape import describe, shape_of
+from mlxpool.parent.jobs.store import Job
 
 
 class Inner(msgspec.Struct, frozen=True):
@@ -210,6 +212,29 @@ def test_a_command_sends_what_was_given_and_nothing_else(
     assert "1.0 is not in the range 0<=x<1" in sent("m", "--share", "1")["refused"]
     assert "nan" in sent("m", "--share", "nan")["refused"]
     assert "Missing argument" in sent()["refused"]
+
+
+def test_a_command_names_data_by_its_name_or_its_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from mlxpool.parent.cli import job_kinds
+
+    posted: list[Any] = []
+
+    class Server:
+        def post(self, _path: str, body: Any, _type: object) -> Job:
+            posted.append(body["config"])
+            return Job("job_0", "evaluate", {}, "queued", 0.0, "", None, None, 0.0, None, None)
+
+    monkeypatch.setattr(job_kinds.client, "need", lambda _: Server())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.txt").touch()
+    evaluate = next(kind for kind in KINDS if kind.name == "evaluate")
+    for data in ("songs", "here.txt", "a/b.jsonl"):
+        arguments = ["m", data, "--detach"]
+        job_kinds.make_command(evaluate).main(arguments, standalone_mode=False)
+    told = [config["file"] for config in posted]
+    assert told == ["songs", str(tmp_path / "here.txt"), str(tmp_path / "a" / "b.jsonl")]
 
 
 def test_a_choice_of_null_among_others_is_one_that_may_be_null() -> None:

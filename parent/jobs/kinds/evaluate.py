@@ -30,9 +30,10 @@ class EvaluateConfig(
     file: Annotated[
         str,
         Meta(
-            description="A text, or JSONL as for finetune (then answers are predicted); a path or a dataset."
+            description="A text, or JSONL as for finetune (then answers are predicted): a dataset's name, "
+            "or a file's absolute path."
         ),
-        source("file"),
+        source("dataset"),
     ]
     adapter: Annotated[str | None, Meta(description="An adapter to use."), source("adapter")] = None
     context: Annotated[

@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from mlxpool.parent.library import LibraryModel
-from mlxpool.shared.checkpoint import Checkpoint
+from mlxpool.shared.checkpoint import Checkpoint, CheckpointError
 from mlxpool.shared.job_tasks import FuseTask, Trained
+from mlxpool.shared.model_facts import model_facts
 
 from . import estimates, names
 from .computing import Computing
@@ -84,5 +85,11 @@ def _name(config: FuseConfig, model: LibraryModel) -> str:
 
 
 def _result_bytes(config: FuseConfig, found: Checkpoint) -> int:
-    """Full weights of packed ones are 16 bits each; a packed word holds at least 4 of them."""
-    return found.weights_bytes * (4 if config.dequantize else 1)
+    """Full weights have the type of the packed ones' scales."""
+    if not config.dequantize:
+        return found.weights_bytes
+    try:
+        facts = model_facts(found)
+    except CheckpointError:
+        return found.weights_bytes  # the process says so
+    return facts.weights_float32_bytes * facts.float_bytes // 4
