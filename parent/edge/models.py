@@ -71,11 +71,11 @@ class ModelListing:
     async def list_models(self, request: web.Request) -> web.Response:
         """GET /v1/models: each model, and behind it one entry for each adapter in the home that fits it."""
         views, told = [], []
-        adapters = bool(await asyncio.to_thread(self._shelf.ids))
-        for model in self._library.models():
+        models = self._library.models()
+        fitting = await asyncio.to_thread(self._shelf.fitting, [model.path for model in models])
+        for model in models:
             own = view_model(self._pool, self._library, model)
-            fitting = await asyncio.to_thread(self._shelf.fitting, model.path) if adapters else []
-            for view in (own, *(_adapted(own, adapter_id) for adapter_id in fitting)):
+            for view in (own, *(_adapted(own, adapter_id) for adapter_id in fitting[model.path])):
                 views.append(view)
                 told.append(_for(request, model, view))
             await asyncio.sleep(0)  # a first look reads headers: others get their turn between two models

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mlxpool.parent.adapters import Shelf
 from mlxpool.parent.library import Library
@@ -18,6 +20,7 @@ from mlxpool.shared.errors import ApiError
 from mlxpool.worker.engine import grouping
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from tests.tools import tiny_adapters
+from tests.tools.tiny_adapters import LAYERS
 from tests.tools.tiny_fixture import TinyModels
 
 LAYER = "model.layers.0.self_attn.q_proj"
@@ -135,7 +138,8 @@ def test_the_shelf_reads_a_replaced_adapter_and_a_changed_model_anew(
     tiny_adapters.make(shelf.root / "a")
     (shelf.root / ".staged").mkdir()
     (shelf.root / "none").mkdir()
-    assert shelf.fitting(tiny("llama")) == shelf.fitting(tiny("quantised")) == ["a"]
+    models = [tiny("llama"), tiny("quantised")]
+    assert shelf.fitting(models) == {model: ["a"] for model in models}
     tiny_adapters.make(shelf.root / "a", rank=2, mlxpool_base="llama")
     (found,) = shelf.available(tiny("llama"))
     assert (found.rank, found.base, found.layers, found.fits) == (2, "llama", 6, True)
@@ -144,6 +148,35 @@ def test_the_shelf_reads_a_replaced_adapter_and_a_changed_model_anew(
     assert (found.fits, found.rank) == (False, None)
     assert "adapters.safetensors" in (found.reason or "")
     assert shelf.available(tmp_path / "no model")[0].fits is False
+
+
+def test_headers_of_models_are_read_once_however_many_models_and_adapters_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = []
+    for number in range(12):
+        models.append(tmp_path / "models" / f"m{number}")
+        weights = {f"{name}.weight": np.zeros(shape[::-1], np.float32) for name, shape in LAYERS.items()}
+        models[-1].mkdir(parents=True)
+        save_file(weights, models[-1] / "model.safetensors")
+        (models[-1] / "config.json").write_text('{"model_type": "llama"}')
+        if number:
+            (models[-1] / "tokenizer.json").write_text("{}")
+    shelf = Shelf(tmp_path / "adapters")
+    for name in ("a", "b"):
+        tiny_adapters.make(shelf.root / name)
+    read: list[str] = []
+    whole = checkpoint.read
+    monkeypatch.setattr(checkpoint, "read", lambda folder: read.append(folder.name) or whole(folder))
+    for _ in range(3):
+        # The first one can't be loaded: that is remembered as well.
+        assert shelf.fitting(models) == {model: [] if model == models[0] else ["a", "b"] for model in models}
+    assert sorted(read) == sorted(model.name for model in models)
+    read.clear()
+    tiny_adapters.make(shelf.root / "c")
+    (models[0] / "tokenizer.json").write_text("{}")
+    assert [shelf.fitting([model])[model] for model in models[:2]] == [["a", "b", "c"]] * 2
+    assert read == ["m0", "m1"]
 
 
 def test_a_name_with_an_adapter_is_resolved_where_both_are_there(tiny: TinyModels, tmp_path: Path) -> None:
