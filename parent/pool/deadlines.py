@@ -11,9 +11,9 @@ def expires(slot: Slot, ticket: Ticket, limits: Limits, gate: int = OPEN) -> flo
     """When a queued ticket has waited too long. Not while its model loads: load_timeout watches over that.
 
     gate: tickets from there on wait for no load. A load that was asked for by name, or that brings a pinned
-    model back, has nobody to turn away, and a job may take hours: it waits until it is its turn.
+    model back, has nobody to turn away, and a job may take hours: its time begins after the job.
     """
-    if ticket.internal:
+    if ticket.internal and ticket.number >= gate:
         return None
     loading = slot.phase == "loading" or (slot.phase == "starting" and slot.told_go)
     return None if loading and ticket.number < gate else ticket.arrived + limits.queue_timeout_s

@@ -136,7 +136,7 @@ class Scheduler:
             return
         if lease.state == "held":
             self._fx.log("release", lease.holder, "gave the GPU back")
-        self.leases.end(lease)
+        self._end_lease(lease)
         self._settle()
 
     # ---- commands -----------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ class Scheduler:
             return
         # It may have been dead when it was adopted: that says nothing about the model. A fresh one will.
         was_dead_spare, slot.adopted = slot.adopted and slot.phase == "starting", False
-        slot.worker, slot.told_go, slot.imported = 0, False, False
+        slot.worker, slot.told_go, slot.imported, slot.lease = 0, False, False, "none"
         slot.reserved = slot.footprint = slot.loaded_bytes = slot.total_bytes = 0
         slot.progress, slot.pending, slot.unload_before, slot.keep_alive_s = -1, 0, None, None
         if slot.phase in ("starting", "loading") and not was_dead_spare:
@@ -531,8 +531,15 @@ class Scheduler:
                     self._fx.unlease(slot.worker)
 
     def _deny(self, lease: Lease, err: ApiError) -> None:
-        self.leases.end(lease)
+        self._end_lease(lease)
         self._fx.deny(lease, err)
+
+    def _end_lease(self, lease: Lease) -> None:
+        now = self._fx.now()
+        for ticket in (t for slot in self.slots.values() for t in slot.waiting):
+            if ticket.internal and ticket.number > lease.number:
+                ticket.arrived = now
+        self.leases.end(lease)
 
     @property
     def _models_bytes(self) -> int:
@@ -560,7 +567,6 @@ class Scheduler:
         self._by_worker[slot.worker] = slot
         slot.phase, slot.since, slot.last_progress, slot.reason = "starting", now, now, None
         slot.told_go = slot.imported = slot.adopted = False
-        slot.lease = "none"
 
     def _start(self, slot: Slot, *, go: bool, adopt: bool) -> None:
         now = self._fx.now()
@@ -593,6 +599,8 @@ class Scheduler:
 
     def _drain(self, slot: Slot, why: str, *, evicted: bool = False) -> None:
         slot.phase, slot.since = "draining", self._fx.now()
+        if slot.lease != "none":
+            slot.lease, slot.last_progress = "none", slot.since  # that it rested is no stall
         if evicted:
             self.counters.evictions += 1
         self._fx.log("evict" if evicted else "drain", slot.name, why)

@@ -43,6 +43,7 @@ class Ticket:
     """One request's place: queued → granted → done. In flight from admission to the end of its body.
 
     number: order of arrival over all models. internal: made by `load`, done the moment it is granted.
+    arrived: since when it waits; an internal one since the last job before it has ended.
     keep_alive_s: the idle time-out this request wants for its model; negative = never, None = not said.
     """
 

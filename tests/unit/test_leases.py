@@ -261,8 +261,30 @@ def test_loads_that_wait_behind_a_long_job_are_not_given_up():
         pool.on_tick()
     assert request.state == "done"  # its client waited long enough
     pool.on_release(job)
+    pool.on_tick()
     world.run()
     assert world.resident() == ["b", "pinned"]
+
+
+def test_a_load_that_waits_for_memory_after_a_long_job_has_all_its_time_and_no_more():
+    world, pool = loaded(10, "a", queue_timeout_s=500, stall_timeout_s=9000)
+    job = pool.on_exclusive("finetune m", 0)
+    world.answer_lease("a")
+    busy = pool.on_request(model("a"))
+    pool.on_load(model("b"))
+    world.clock += 499
+    pool.on_release(job)
+    assert busy.state == "granted"
+    world.clock += 499
+    pool.on_tick()
+    assert pool.slots["b"].waiting
+    late = pool.on_exclusive("eval m", 0)
+    world.clock += 1
+    pool.on_tick()
+    assert not pool.slots["b"].waiting
+    pool.on_done(busy)
+    world.answer_lease("a")
+    assert late.state == "held"  # it holds up no job for ever
 
 
 def test_a_worker_that_does_not_let_go_is_killed_and_one_that_does_is_never_stalled():
@@ -286,6 +308,19 @@ def test_a_worker_that_does_not_let_go_is_killed_and_one_that_does_is_never_stal
     pool.on_release(job)
     pool.on_tick()
     assert world.alive("b").state == "ready"  # its time begins now
+
+
+def test_a_model_that_is_unloaded_after_a_long_rest_has_its_time_to_drain():
+    world, pool = loaded(20, "a", stall_timeout_s=60)
+    pool.on_exclusive("job", 0)
+    world.answer_lease("a")
+    pool.on_heartbeat(world.alive("a").number, 1, 3)  # rows wait in it
+    world.clock += 10_000
+    pool.on_unload("a")
+    pool.on_tick()
+    assert world.alive("a").state == "draining"
+    assert pool.next_deadline() == world.clock + 60
+    assert pool.counters.crashes == 0
 
 
 def test_a_lease_that_breaks_ends_its_worker_and_not_the_job():
