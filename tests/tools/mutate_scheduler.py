@@ -414,8 +414,21 @@ MUTATIONS: list[tuple[str, str, str, str]] = [
     (
         "a job that gives up opens the gate",
         SCHEDULER,
-        "        self.leases.end(lease)\n        self._settle()",
-        "        self.leases.end(lease)",
+        "        self._end_lease(lease)\n        self._settle()",
+        "        self._end_lease(lease)",
+    ),
+    (
+        "a load behind a job is not given up",
+        DEADLINES,
+        "if ticket.internal and ticket.number >= gate:",
+        "if False:",
+    ),
+    ("a load's time begins after the job", SCHEDULER, "ticket.arrived = now", "pass"),
+    (
+        "that a model rested is no stall of its drain",
+        SCHEDULER,
+        'slot.lease, slot.last_progress = "none", slot.since',
+        'slot.lease = "none"',
     ),
     (
         "stopping refuses jobs that wait",
