@@ -8,6 +8,7 @@ lie.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -103,13 +104,21 @@ class AdapterRoutes:
     async def mount(self, request: web.Request) -> web.Response:
         """POST /v1/adapters"""
         asked = _read_body(read.json_object(await request.read()))
-        model = self._library.resolve(_query_model(request) if asked.model is None else asked.model)
+        named = _query_model(request) if asked.model is None else asked.model
+        model, also = (found := self._library.resolved(named)).model, found.adapter
+        if also not in (None, asked.id):
+            raise invalid(
+                "model",
+                f"model {quoted(named)} asks for {quoted(also)}; name model {quoted(model.name)} alone",
+            )
         path = None if asked.path is None else await asyncio.to_thread(self._followed, asked.path)
         body = msgspec.json.encode(MountAdapter(asked.id, path))
         grant = self._pool.request(model)
         sink = Captured()
         try:
-            await Exchange(body, _CONTROL, False, grant, model.name, request[REQUEST_ID], sink, None).run()
+            exchange = Exchange(body, _CONTROL, False, grant, model.name, request[REQUEST_ID], sink, None)
+            exchange.on_unreachable = partial(self._pool.unreachable, grant)
+            await exchange.run()
         finally:
             self._pool.done(grant)
         if sink.status != 200:

@@ -137,11 +137,12 @@ def find(library: Library, name: str) -> LibraryModel:
     """The model of exactly that name. Raises ApiError 404."""
     model = library.find(name)
     if model is None:
-        # `resolve` words the refusal and names the nearest; an alias is no model that could be pinned.
-        resolved = library.resolve(name)
+        # `resolved` words the refusal and names the nearest; an alias is no model that could be pinned.
+        resolved = library.resolved(name)
+        what = "an alias" if resolved.adapter is None else "a model with an adapter"
         raise error(
             "model_not_found",
-            f"{cut(name)!r} is an alias; use the model's own name, {resolved.name!r}",
+            f"{cut(name)!r} is {what}; use the model's own name, {resolved.model.name!r}",
             param="id",
         )
     return model

@@ -141,6 +141,12 @@ async def test_what_there_is_not_is_refused_by_name(
     assert says in answer.body["error"]["message"]
 
 
+async def test_a_model_with_an_adapter_is_not_pinned_as_an_alias(served: Served) -> None:
+    answer = await served.request("POST", "/api/models/base:a/pin", {})
+    assert (answer.status, answer.code) == (404, "model_not_found")
+    assert "'base:a' is a model with an adapter; use the model's own name, 'base'" in str(answer.body)
+
+
 async def test_a_pattern_goes_behind_a_model_with_its_adapter(served: Served) -> None:
     assert (await served.chat("gpt-x:y", PROMPT, **GREEDY)).text == await said(served)
 
@@ -186,6 +192,7 @@ async def test_one_from_a_folder_of_models_is_mounted_by_its_path_and_others_are
         ({"id": "a", "path": 1}, "path"),
         ({"id": "a", "model": []}, "model"),
         ({"id": "zzz", "model": "base"}, "id"),
+        ({"id": "a", "model": "base:b"}, "model"),
     ],
 )
 async def test_a_mount_that_means_nothing_is_refused(

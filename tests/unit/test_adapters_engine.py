@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from mlx_lm.tuner.utils import load_adapters
 from mlx_lm.utils import load_model
 from safetensors.numpy import load_file, save_file
 
+from mlxpool.shared import adapters as names
 from mlxpool.shared.control import AdaptersLaunch
 from mlxpool.shared.errors import ApiError
 from mlxpool.worker.adapters import mounted as mounted_module
@@ -266,3 +268,117 @@ async def test_a_layer_that_the_model_reads_instead_of_calling_is_found_out(tmp_
     with pytest.raises(ApiError, match="does not run with it: AttributeError"):
         await adapters.of("a")
     assert isinstance(Idle.switch.under(None).proj, nn.Linear)
+
+
+async def test_a_folder_mounted_by_its_path_is_not_followed_elsewhere_later(
+    start: Start, shelf: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    mounting = Mounting(await start("llama"), shelf)
+    elsewhere = tiny_adapters.make(tmp_path_factory.mktemp("elsewhere") / "mine", 7)
+    models = tmp_path_factory.mktemp("models").resolve()
+    folder = tiny_adapters.make(models / "beside" / "mine", 8)
+    assert (await mounting.adapters.mount("mine", folder)).path == str(folder)
+    # The folder itself, and one that it lies in.
+    for moved, target in ((folder, elsewhere), (folder.parent, elsewhere.parent)):
+        await mounting.adapters.mount("mine", folder)
+        moved.rename(models / "aside")
+        moved.symlink_to(target)
+        with pytest.raises(ApiError, match="its path leads elsewhere now") as refused:
+            await mounting.adapters.of("mine")
+        assert refused.value.param == "adapter"
+        assert mounting.adapters.listed() == []
+        moved.unlink()
+        (models / "aside").rename(moved)
+
+
+async def test_the_same_weights_under_two_names_are_held_once(start: Start, shelf: Path) -> None:
+    mounting = Mounting(await start("llama"), shelf)
+    for name in ("same", "too"):
+        shutil.copytree(shelf / "a", shelf / name)
+    (first,), (second,) = [
+        held.mounts for held in [await mounting.adapters.of(name) for name in ("a", "same")] if held
+    ]
+    assert first is second
+    held = await mounting.adapters.of("a")
+    for name in ("a", "same"):
+        mounting.adapters.unmount(name)
+    with mounting.adapters.in_use(held):
+        again = await mounting.adapters.of("too")
+        assert again is not None
+        assert again.mounts == (first,)
+    both = await mounting.adapters.of("too+same")
+    assert both is not None
+    assert both.mounts == (first, first)
+    assert both.namespace != again.namespace
+
+
+async def test_what_is_kept_ready_is_bounded_however_many_sets_are_asked_for(
+    start: Start, shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mounted_module, "_SETS_KEPT", 2)
+    mounting = Mounting(await start("llama"), shelf)
+    made = {name: await mounting.adapters.of(name) for name in ("a", "b", "a", "a+b", "c", "a+b+c")}
+    assert len(mounting.adapters._sets) == 2
+    assert await mounting.adapters.of("a+b+c") is made["a+b+c"]
+    assert await mounting.adapters.of("a") is not made["a"]
+
+
+async def test_layers_that_are_wider_than_the_files_are_counted_as_they_are(
+    start: Start, shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = shelf / "a" / "adapters.safetensors"
+    weights: Any = mx.load(str(file))
+    mx.save_safetensors(str(file), {name: value.astype(mx.float16) for name, value in weights.items()})
+    monkeypatch.setattr(mounted_module, "MAX_BYTES", file.stat().st_size * 3 // 2)
+    mounting = Mounting(await start("llama"), shelf)
+    with pytest.raises(ApiError, match=r"it takes [\d,]+ bytes; 0 of the"):
+        await mounting.adapters.of("a")
+    assert mounting.adapters.listed() == []
+
+
+async def test_files_that_were_refused_are_read_again_once_they_change_or_on_request(
+    start: Start, shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounting = Mounting(await start("llama"), shelf)
+    read: list[Path] = []
+    whole = mounted_module.reading.read
+    monkeypatch.setattr(
+        mounted_module.reading, "read", lambda folder, most: read.append(folder) or whole(folder, most)
+    )
+    tiny_adapters.make(shelf / "a", layers={"model.layers.0.self_attn.q_proj": (64, 32)})
+    for _ in range(3):
+        with pytest.raises(ApiError, match=r"^adapter 'a' can't be mounted: .* a layer of \[32, 64\]"):
+            await mounting.adapters.of("a")
+    assert len(read) == 1
+    with pytest.raises(ApiError, match="a layer of"):
+        await mounting.adapters.mount("a", None)
+    assert len(read) == 2
+    tiny_adapters.make(shelf / "a")
+    assert await mounting.adapters.of("a") is not None
+
+
+def test_one_adapters_config_never_meets_another_ones_numbers(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = names.read_config
+
+    def replaced(folder: Path) -> bytes:
+        config = whole(folder)
+        fresh = tiny_adapters.make(shelf / ".fresh", 9, scale=1.0)
+        for name in (names.WEIGHTS_FILE, names.CONFIG_FILE):
+            (fresh / name).replace(folder / name)
+        return config
+
+    monkeypatch.setattr(names, "read_config", replaced)
+    with pytest.raises(names.AdapterError, match="replaced while they were read"):
+        read(shelf / "a", ROOM_BYTES)
+    monkeypatch.undo()
+    assert read(shelf / "a", ROOM_BYTES).facts.scale == 1.0
+
+
+def test_a_layer_has_one_name(tiny: TinyModels) -> None:
+    model, _ = load_model(tiny("llama"))
+    assert find(model, "model.layers.1.self_attn.q_proj").layer is model.layers[1].self_attn.q_proj
+    for number in ("01", "-1", "2", "\u0661", "1" * 5000):
+        with pytest.raises(names.AdapterError, match="has no layer"):
+            find(model, f"model.layers.{number}.self_attn.q_proj")

@@ -13,6 +13,8 @@ import msgspec
 import pytest
 
 from mlxpool.parent.jobs.kinds import estimates, names, quantize
+from mlxpool.parent.jobs.kinds.kind import Fault
+from tests.tools import tiny_adapters
 from tests.tools.tiny_fixture import TinyModels
 from tests.unit.job_world import KINDS, Home, home  # noqa: F401  # a fixture
 
@@ -251,6 +253,20 @@ def test_an_evaluation_looks_back_no_further_than_the_model(m: Home, tmp_path: P
         "adapter: no adapter 'x' here; there are no adapters here yet",
     ]
     assert m.faults("evaluate", model="m", file=str(text)) == []
+
+
+def test_a_model_named_with_an_adapter_is_not_taken_for_the_model_alone(m: Home, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("abc")
+    tiny_adapters.make(m.root / "adapters" / "a")
+    file = str(tmp_path / "t.txt")
+    assert m.faults("evaluate", model="m:a", file=file) == [
+        "model: 'm:a' is 'm' with an adapter; give 'm' as it is"
+    ]
+    assert m.faults("evaluate", model="m:none", file=file) == m.faults(
+        "evaluate", model="m", adapter="a", file=file
+    )
+    # Its answers are asked for by name, through the server.
+    assert not isinstance(names.find_model("m:a", m.here.library, adapted=True), Fault)
 
 
 def test_every_field_of_every_kind_says_what_it_is() -> None:

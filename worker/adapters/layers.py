@@ -10,6 +10,7 @@ thread only, but for the making of a set.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,8 +22,8 @@ from mlxpool.shared.adapters import AdapterError, Pair
 from mlxpool.shared.text import cut
 from mlxpool.worker.adapters.reading import Numbers, Read
 
-# An index of a list of layers has fewer digits.
-_INDEX_DIGITS = 6
+# An index of a list of layers: in one spelling, so that no two names are one layer.
+_INDEX = re.compile("0|[1-9][0-9]{0,5}")
 
 
 class Term(NamedTuple):
@@ -164,7 +165,7 @@ def find(model: Any, name: str) -> Spot:
     here = model
     for part in name.split("."):
         holder, key = here, part
-        if isinstance(here, list) and part.isascii() and part.isdigit() and len(part) <= _INDEX_DIGITS:
+        if isinstance(here, list) and _INDEX.fullmatch(part):
             key = int(part)
             here = here[key] if key < len(here) else None
         else:

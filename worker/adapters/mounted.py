@@ -31,6 +31,11 @@ from mlxpool.worker.adapters.layers import AdapterSet, Mount, Switch, mount, nam
 _SHARE = 8
 MAX_BYTES = 512 * 1024 * 1024
 
+# Sets of what is mounted that are kept ready: of twenty adapters there are a hundred thousand.
+_SETS_KEPT = 64
+# Adapters whose refusal is remembered.
+_REFUSALS_KEPT = 64
+
 # Of the pass that shows whether the model runs with an adapter.
 _TRIAL_TOKENS = 2
 
@@ -44,6 +49,10 @@ class Engine(Protocol):
     def switch(self) -> Switch: ...
 
     async def call(self, function: Callable[[], Any]) -> Any: ...
+
+
+class _Passing(AdapterError):
+    """A refusal that may be gone the next time, such as one for want of memory."""
 
 
 class _Place(NamedTuple):
@@ -73,7 +82,10 @@ class Adapters:
         self._root = None if launch.folder is None else Path(launch.folder).resolve()
         self.max_bytes = min(MAX_BYTES, memory_bytes // _SHARE)
         self._mounted: OrderedDict[str, _Mounted] = OrderedDict()  # the least recently used first
-        self._sets: dict[tuple[bytes, ...], AdapterSet] = {}
+        self._sets: OrderedDict[tuple[bytes, ...], AdapterSet] = OrderedDict()  # as above
+        # By id what its files, as they were, are refused with: each request of many clients that go on asking
+        # would read them, and run the model, for nothing.
+        self._refused: dict[str, tuple[_Place, str]] = {}
         self._uses: Counter[AdapterSet] = Counter()
         self._mounting = asyncio.Lock()
 
@@ -134,6 +146,9 @@ class Adapters:
         made = self._sets.get(key)
         if made is None:
             made = self._sets[key] = AdapterSet(ids, mounts)
+            if len(self._sets) > _SETS_KEPT:
+                self._sets.popitem(last=False)
+        self._sets.move_to_end(key)
         return made
 
     # Mounting
@@ -147,6 +162,7 @@ class Adapters:
             async with self._mounting:
                 if folder is None and self._root is not None:
                     folder = self._root / adapter_id
+                self._refused.pop(adapter_id, None)
                 await self._keep_fresh(adapter_id, (), folder)
         except AdapterError as problem:
             raise error("invalid_request", f"adapter {problem}", param="id") from None
@@ -186,7 +202,7 @@ class Adapters:
         try:
             (place,) = await asyncio.to_thread(self._look_at, {adapter_id: wanted})
             if not self._is_as(adapter_id, place):
-                await self._read(adapter_id, place.folder, beside)
+                await self._read(adapter_id, place, beside)
         except AdapterError:
             held = self._mounted.get(adapter_id)
             if held is not None and held.folder == wanted:
@@ -216,21 +232,53 @@ class Adapters:
             try:
                 if root is not None and folder.parent == root:
                     adapters.inside(folder, [root])
+                elif folder.resolve() != folder:
+                    # What its path led to was decided when it was mounted.
+                    raise AdapterError("its path leads elsewhere now; mount it again")
                 places.append(_Place(folder, adapters.stamp(folder)))
             except AdapterError as problem:
                 raise AdapterError(f"{adapter_id!r} can't be mounted: {problem}") from None
         return places
 
-    async def _read(self, adapter_id: str, place: Path, beside: Sequence[str]) -> None:
+    async def _read(self, adapter_id: str, place: _Place, beside: Sequence[str]) -> None:
         try:
-            read = await asyncio.to_thread(reading.read, place, self.max_bytes)
-            self._make_room(read.facts.size_bytes, adapter_id, beside)
-            made = await self._engine.call(lambda: self._mount(read))
+            known, why = self._refused.get(adapter_id, (None, ""))
+            if known == place:
+                raise AdapterError(why)
+            with self._remembered(adapter_id, place):
+                read = await asyncio.to_thread(reading.read, place.folder, self.max_bytes)
+            made = self._same_as(read)
+            if made is None:
+                self._make_room(read.facts.size_bytes, adapter_id, beside)
+                with self._remembered(adapter_id, place):
+                    made = await self._engine.call(lambda: self._mount(read))
+                # Its files may be of a narrower type than the layers are.
+                self._make_room(made.size_bytes, adapter_id, beside)
         except AdapterError as problem:
             raise AdapterError(f"{adapter_id!r} can't be mounted: {problem}") from None
         if adapter_id in self._mounted:
             self._forget(adapter_id)
-        self._mounted[adapter_id] = _Mounted(place, read._replace(arrays={}), made)
+        self._mounted[adapter_id] = _Mounted(place.folder, read._replace(arrays={}), made)
+
+    def _same_as(self, read: reading.Read) -> Mount | None:
+        """What does the same, under whatever id, and is mounted or in use: it is held once."""
+        held = [one.mount for one in self._mounted.values()]
+        held += [one for used in self._uses for one in used.mounts]
+        return next((one for one in held if one.digest == read.digest), None)
+
+    @contextlib.contextmanager
+    def _remembered(self, adapter_id: str, place: _Place) -> Iterator[None]:
+        """Whatever the files are refused with inside stands until they change, or are mounted by a route."""
+        try:
+            yield
+        except _Passing:
+            raise
+        except AdapterError as problem:
+            self._refused.pop(adapter_id, None)
+            if len(self._refused) >= _REFUSALS_KEPT:
+                self._refused.pop(next(iter(self._refused)))
+            self._refused[adapter_id] = place, str(problem)
+            raise
 
     def _mount(self, read: reading.Read) -> Mount:
         """The engine's thread: the arrays, and one small pass with them, for a model may ask of a layer what
@@ -246,7 +294,7 @@ class Adapters:
             raise
         except Exception as err:
             what = cut(f"{type(err).__name__}: {err}", 200)
-            raise AdapterError(f"the model does not run with it: {what}") from err
+            raise _Passing(f"the model does not run with it: {what}") from err
         finally:
             switch.under(None)
         if not finite:
@@ -278,4 +326,5 @@ class Adapters:
 
     def _forget(self, adapter_id: str) -> None:
         gone = self._mounted.pop(adapter_id).mount.digest
-        self._sets = {key: held for key, held in self._sets.items() if gone not in key}
+        for key in [key for key in self._sets if gone in key]:
+            del self._sets[key]

@@ -1,7 +1,8 @@
 """An adapter's files as arrays of numpy, read once and checked.
 
-Size, hash and numbers are those of one reading, so that a file which is replaced meanwhile is either the old
-adapter or the new one. No mx call is made here: it runs on any thread, beside the engine.
+Size, hash and numbers are those of one reading, and a folder whose files are replaced meanwhile is refused,
+so that what is read is either the old adapter or the new one. No mx call is made here: it runs on any thread,
+beside the engine.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ def read(folder: Path, limit_bytes: int) -> Read:
             raw = file.read(size_bytes)
     except OSError as problem:
         raise AdapterError(f"{WEIGHTS_FILE}: can't be read: {problem.strerror}") from None
+    if adapters.stamp(folder) != stamp:
+        # Else one adapter's scale could meet another one's numbers.
+        raise AdapterError("its files were replaced while they were read; try again")
     try:
         entries = deserialize(raw)  # type: ignore[no-untyped-call]
     except (SafetensorError, UnicodeDecodeError) as problem:

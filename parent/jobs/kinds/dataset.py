@@ -71,7 +71,7 @@ class Dataset:
 
     def faults(self, config: DatasetConfig, here: Here) -> list[Fault]:
         faults = _name_faults(config, here)
-        model = names.find_model(config.model, here.library)
+        model = names.find_model(config.model, here.library, adapted=True)
         found = model if isinstance(model, Fault) else names.read_model(model)
         if isinstance(found, Fault):
             faults.append(found)

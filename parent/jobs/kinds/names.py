@@ -86,12 +86,17 @@ def new_adapter_faults(adapter: str, here: Here) -> list[Fault]:
     return []
 
 
-def find_model(name: str, library: Library) -> LibraryModel | Fault:
-    """The model of that name or alias."""
+def find_model(name: str, library: Library, adapted: bool = False) -> LibraryModel | Fault:
+    """The model of that name or alias. adapted: whether the name may ask for adapters too, which only those
+    who hand it on to the server's API see to."""
     try:
-        return library.resolve(name)
+        found = library.resolved(name)
     except ApiError as problem:
         return Fault("model", problem.message)
+    model, adapter = found.model, found.adapter
+    if adapter in (None, adapters.NONE) or adapted:
+        return model
+    return Fault("model", f"{cut(name)!r} is {model.name!r} with an adapter; give {model.name!r} as it is")
 
 
 def read_model(model: LibraryModel) -> checkpoint.Checkpoint | Fault:
