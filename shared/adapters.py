@@ -116,11 +116,6 @@ def read_set(text: str) -> tuple[str, ...]:
 _FORMS = f'an id ({ID_RULE}), several joined with +, or "{NONE}"'
 
 
-def set_text(ids: tuple[str, ...]) -> str:
-    """How a set is spelled."""
-    return "+".join(ids) if ids else NONE
-
-
 def listing(root: Path) -> list[str]:
     """The ids of the folders in `root`, sorted; what can't be listed holds none."""
     try:

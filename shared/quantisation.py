@@ -15,8 +15,6 @@ from collections.abc import Sequence
 import msgspec
 
 BITS = (2, 3, 4, 5, 6, 8)
-GROUP_SIZES = (32, 64, 128)
-RECIPES = ("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6")
 # (group size, bits) that MLX packs these in; affine takes any of the above.
 FIXED_MODES = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
 # Bits of a scale of theirs; affine has a scale and a bias in the weights' own type.

@@ -15,9 +15,10 @@ from mlxpool.parent.hub.plan import PLAN_FILE
 from mlxpool.parent.library import MODELS_FOLDER
 from mlxpool.parent.starter import MODEL_NAME as STARTER
 from mlxpool.shared import staging
+from mlxpool.shared.adapters import ADAPTERS_FOLDER
 
-ADAPTERS_FOLDER = "adapters"
-DATASETS_FOLDER = "datasets"
+from .kinds.names import DATASETS_FOLDER
+
 _STAGE = ".staging-"
 
 

@@ -59,7 +59,7 @@ class _Run:
         self.job_id = job.id
         self.kind = kind
         self.config = config
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[str | None] | None = None
         self.process: JobProcess | None = None
         self.cancelled: str | None = None
         self.last: Done | Failed | None = None
@@ -207,27 +207,24 @@ class Jobs:
                 if run.cancelled is None:
                     run.task = asyncio.get_running_loop().create_task(self._lead(run))
                     await asyncio.wait([run.task])
-                    if run.job_id in self._runs:
-                        # Cancelled before its first step: nothing of `_lead` has run.
-                        self._end_cancelled(run)
+                    # Here, for a task that is cancelled before its first step runs nothing of its own.
+                    self._end(run, None if run.task.cancelled() else run.task.result())
         finally:
             del self._working[name]
 
-    async def _lead(self, run: _Run) -> None:
-        """A job from its turn to its end. Never raises."""
-        crashed: str | None = None
+    async def _lead(self, run: _Run) -> str | None:
+        """A job from its turn until its process is gone. How that ended where it was no exit with 0. Raises
+        nothing, but may be cancelled."""
         try:
             needs, argv, env = await asyncio.to_thread(self._prepare, run)
             async with self._lent(run, needs) if needs.gpu else contextlib.nullcontext():
-                crashed = await self._process(run, argv, env)
-        except asyncio.CancelledError:
-            run.cancelled = run.cancelled or "cancelled"
+                return await self._process(run, argv, env)
         except ApiError as refused:
             run.last = run.last or Failed(refused.message)
         except Exception as problem:
             logger.exception("job %s", run.job_id)
             run.last = run.last or Failed(f"a fault of the server's: {type(problem).__name__}: {problem}")
-        self._end(run, crashed)
+        return None
 
     def _prepare(self, run: _Run) -> tuple[Needs, list[str], dict[str, str]]:
         """What the job needs, and its process. On a thread."""

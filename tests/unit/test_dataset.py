@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 
 from mlxpool.parent.jobs.dataset import asking, records, templates
-from mlxpool.parent.jobs.dataset.process import KEY_VARIABLE
 from mlxpool.parent.jobs.dataset.records import RecordsError
+from mlxpool.parent.jobs.dataset.task import KEY_VARIABLE
 from mlxpool.parent.jobs.dataset.templates import TEMPLATES
 from mlxpool.parent.jobs.kinds.dataset import Dataset, DatasetConfig
 from mlxpool.parent.jobs.kinds.kind import Here

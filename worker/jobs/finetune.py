@@ -41,7 +41,6 @@ _LOADED = 0.05
 _TRAINED = 0.97
 # Buffers that MLX keeps between steps of different lengths; they would add up to a batch of every length.
 _CACHE_LIMIT_BYTES = 1 << 30
-_NAMED_KEYS = 8
 
 
 def work(task: FinetuneTask, teller: Teller) -> dict[str, Any]:

@@ -25,10 +25,8 @@ from mlxpool.shared.text import cut
 
 from . import records, templates
 from .asking import ANSWER_TIMEOUT_S, Refusal, ask
-from .templates import Template
+from .task import KEY_VARIABLE, DatasetTask
 
-# Where the key of the server's own API is handed over: never on a command line, which everyone can read.
-KEY_VARIABLE = "MLXPOOL_JOB_KEY"
 # An answer that is no line is asked for again, with another seed.
 MAX_READINGS = 3
 # So many records in a row without a line: something is wrong that the next ones will not change.
@@ -39,23 +37,6 @@ _MAX_SEED = 2**32
 # Figures are told this often at most; a line each where there are few.
 _TOLD_POINTS = 200
 _SAID_CHARS = 300
-
-
-class DatasetTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kind hands over: names looked up, defaults filled in. target: the dataset's file."""
-
-    url: str
-    model: str
-    input: str
-    target: str
-    template: Template
-    count: int | None
-    concurrency: int
-    max_tokens: int
-    temperature: float
-    system: str | None
-    seed: int | None
-    adapter: str | None
 
 
 class DatasetError(Exception):

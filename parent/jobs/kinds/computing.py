@@ -10,6 +10,11 @@ import msgspec
 from .kind import Here
 
 
+def task_argv(module: str, *words: str, task: msgspec.Struct) -> list[str]:
+    """A module of ours as the process for a task, which travels as one argument."""
+    return [sys.executable, "-m", module, *words, "--task", msgspec.json.encode(task).decode()]
+
+
 class Computing:
     """To be a kind's base: its jobs are `python -m mlxpool.worker.jobs NAME`."""
 
@@ -22,5 +27,4 @@ class Computing:
 
     def command(self, task: msgspec.Struct) -> list[str]:
         """The process for a task of shared/job_tasks.py."""
-        told = msgspec.json.encode(task).decode()
-        return [sys.executable, "-m", "mlxpool.worker.jobs", self.name, "--task", told]
+        return task_argv("mlxpool.worker.jobs", self.name, task=task)

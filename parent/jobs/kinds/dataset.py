@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from mlxpool.parent.jobs.dataset import records, templates
-from mlxpool.parent.jobs.dataset.process import KEY_VARIABLE, DatasetTask
+from mlxpool.parent.jobs.dataset.task import KEY_VARIABLE, DatasetTask
 from mlxpool.parent.jobs.dataset.templates import TEMPLATES, Template
 
 from . import names
+from .computing import task_argv
 from .kind import Fault, Here, Needs, source
 
 # They travel on a command line, which holds 128 KiB of one argument.
@@ -71,8 +71,7 @@ class Dataset:
 
     def faults(self, config: DatasetConfig, here: Here) -> list[Fault]:
         faults = _name_faults(config, here)
-        model = names.find_model(config.model, here.library, adapted=True)
-        found = model if isinstance(model, Fault) else names.read_model(model)
+        found = names.find_checkpoint(config.model, here.library, adapted=True)
         if isinstance(found, Fault):
             faults.append(found)
         if config.adapter is not None:
@@ -114,8 +113,7 @@ class Dataset:
             seed=config.seed,
             adapter=config.adapter,
         )
-        told = msgspec.json.encode(task).decode()
-        return [sys.executable, "-m", "mlxpool.parent.jobs.dataset", "--task", told]
+        return task_argv("mlxpool.parent.jobs.dataset", task=task)
 
     def env(self, _config: DatasetConfig, here: Here) -> Mapping[str, str]:
         """The key of the server's own API, where it asks for one."""

@@ -59,8 +59,7 @@ class Evaluate(Computing):
 
     def faults(self, config: EvaluateConfig, here: Here) -> list[Fault]:
         faults: list[Fault] = []
-        model = names.find_model(config.model, here.library)
-        found = model if isinstance(model, Fault) else names.read_model(model)
+        found = names.find_checkpoint(config.model, here.library)
         if isinstance(found, Fault):
             faults.append(found)
         else:
@@ -85,8 +84,7 @@ class Evaluate(Computing):
 
     def needs(self, config: EvaluateConfig, here: Here) -> Needs:
         """Memory: the weights, one window's KV while it grows, and a chunk's activations and logits."""
-        model = names.find_model(config.model, here.library)
-        found = model if isinstance(model, Fault) else names.read_model(model)
+        found = names.find_checkpoint(config.model, here.library)
         if isinstance(found, Fault):
             return Needs(gpu=True)
         try:

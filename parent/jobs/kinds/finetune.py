@@ -132,8 +132,7 @@ class Finetune(Computing):
     def needs(self, config: FinetuneConfig, here: Here) -> Needs:
         """Memory: the weights, the adapter four times (gradient and Adam's averages), and for a step's tokens
         (the batch's lines, each as long as the longest) what the trained blocks keep, and the logits."""
-        model = names.find_model(config.model, here.library)
-        found = model if isinstance(model, Fault) else names.read_model(model)
+        found = names.find_checkpoint(config.model, here.library)
         data = names.find_lines(config.data, here, "data")
         if isinstance(found, Fault) or isinstance(data, Fault):
             return Needs(gpu=True)

@@ -58,8 +58,7 @@ class Fuse(Computing):
 
     def needs(self, config: FuseConfig, here: Here) -> Needs:
         """Memory: one file of results, the largest tensor thrice, and the process."""
-        model = names.find_model(config.model, here.library)
-        found = model if isinstance(model, Fault) else names.read_model(model)
+        found = names.find_checkpoint(config.model, here.library)
         if isinstance(found, Fault):
             return Needs(gpu=True)
         return Needs(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,6 +15,7 @@ from mlxpool.shared.gguf.plan import Dtype, plan
 from mlxpool.shared.job_tasks import ImportTask
 
 from . import estimates, names
+from .computing import task_argv
 from .kind import Fault, Here, Needs, source
 
 
@@ -68,8 +68,7 @@ class Import:
             name=_name(config),
             dtype=_dtype(config, here),
         )
-        told = msgspec.json.encode(task).decode()
-        return [sys.executable, "-m", "mlxpool.worker.jobs", "import_", "--task", told]
+        return task_argv("mlxpool.worker.jobs", "import_", task=task)
 
     def env(self, _config: ImportConfig, _here: Here) -> Mapping[str, str]:
         return {}

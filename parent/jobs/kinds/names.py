@@ -110,6 +110,12 @@ def read_model(model: LibraryModel) -> checkpoint.Checkpoint | Fault:
     return found
 
 
+def find_checkpoint(name: str, library: Library, adapted: bool = False) -> checkpoint.Checkpoint | Fault:
+    """What the files of the model of that name say: `find_model`, then `read_model`."""
+    model = find_model(name, library, adapted)
+    return model if isinstance(model, Fault) else read_model(model)
+
+
 def find_adapter(
     adapter: str, found: checkpoint.Checkpoint | None, here: Here, field: str = "adapter"
 ) -> Trained | Fault:
