@@ -232,7 +232,8 @@ def test_four_protocols_say_the_same(
 
 
 def test_a_seed_draws_what_no_seed_does_not(served: Served, rendered: str) -> None:
-    fields = {"max_tokens": 12, "temperature": 1.2}
+    # At 1.2 all four said "The capital of Italy is Rome." once.
+    fields = {"max_tokens": 12, "temperature": 2}
     drawn = {ask(served, protocol, rendered, fields, stream=False).text for protocol in PROTOCOLS}
     assert len(drawn) > 1
 
