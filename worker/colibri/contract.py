@@ -30,7 +30,8 @@ class ReadDone(NamedTuple):
 class ExpertSource(Protocol):
     """Experts on disk. `fill` is called by many threads at once; it makes no mx call and keeps nothing."""
 
-    artifact: Artifact
+    @property
+    def artifact(self) -> Artifact: ...
 
     def layout(self, layer: int) -> ExpertLayout: ...
 
