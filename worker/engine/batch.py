@@ -17,6 +17,11 @@ grammar decides what may come next, a draw must wait until the token before it h
 starts the forward pass without the draw, and `finish` adds it once the token has gone through the matcher,
 which happens beside the forward pass as well. The invariant between steps: the caches hold everything a row
 has said up to, and without, its `pending` token.
+
+Where a pass takes seconds (experts that are read from disk) there is nothing to hide beside it and much to
+lose: a token would be told one pass late, and a pass after the last token be for nothing. Such a batch is
+`eager`: a step is forward pass, draw and reading, in this order, so `pending` is known and among the row's ids
+when the next one begins.
 """
 
 from __future__ import annotations
@@ -53,7 +58,7 @@ class DecodeBatch:
 
     switch: over the model, whose passes are those of its rows' adapters. parting: called with each row that
     leaves, its group's caches, its place in them (None for a row that has them alone), and how many of its
-    ids they hold.
+    ids they hold. eager: see above.
     """
 
     def __init__(
@@ -62,8 +67,10 @@ class DecodeBatch:
         make_cache: Callable[[], list[Any]],
         cost: KvCost,
         parting: Callable[[Row, list[Any], int | None, int], None] = lambda *_: None,
+        eager: bool = False,
     ) -> None:
         self._switch = switch
+        self._eager = eager
         self._make_cache = make_cache
         self._cost = cost
         self._parting = parting
@@ -124,8 +131,8 @@ class DecodeBatch:
         for place, row in enumerate(group.rows):
             if row not in leaving:
                 continue
-            # The last of the ids it came with is fed by its first step.
-            held = len(row.ids) if row.primed else len(row.ids) - 1
+            # The last of the ids it came with is fed by its first step; where steps are eager, that of each.
+            held = len(row.ids) if row.primed and not self._eager else len(row.ids) - 1
             try:
                 self._parting(row, group.caches, place if len(group.rows) > 1 else None, held)
             except Exception as err:
@@ -135,8 +142,11 @@ class DecodeBatch:
     def take_last(self) -> list[Sampled]:
         """Wait for the last tokens of rows that are at their length limit, and drop those rows.
 
-        Before `step`, so that nobody pays for a forward pass after its last token.
+        Before `step`, so that nobody pays for a forward pass after its last token. None where steps are eager:
+        there such rows have left.
         """
+        if self._eager:
+            return []
         ending = [group for group in self._groups if any(map(_is_last, group.rows))]
         last: list[Sampled] = []
         for group in ending:
@@ -148,8 +158,9 @@ class DecodeBatch:
     def step(self, pool_bytes: int) -> list[Sampled]:
         """Advance every row by one token; returns the tokens that became known, with their rows.
 
-        Rows that have just joined have none yet. All rows stay until `leave`. pool_bytes: what all caches
-        together may grow to. `finish` must follow, once the tokens have been accepted by their constraints.
+        Rows that have just joined have none yet, unless steps are eager. All rows stay until `leave`.
+        pool_bytes: what all caches together may grow to. `finish` must follow, once the tokens have been
+        accepted by their constraints.
         """
         self._arrange(pool_bytes)
         if len({group.namespace for group in self._groups}) > 1:
@@ -160,11 +171,13 @@ class DecodeBatch:
             primed = [row for row in group.rows if row.primed]
             try:
                 fed = group.forward(self._switch.under(group.adapters))
-                if group.constrained:
+                if group.constrained and not self._eager:
                     group.start()
                     self._drawing.append(group)
                 else:
                     group.draw(self._masks, self._fail_row)
+                if self._eager:
+                    primed, fed = group.rows, group.pending
                 started.append((group, primed, fed))
             except Exception as err:
                 self._drop(group, err)

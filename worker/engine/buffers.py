@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import CacheList, KVCache
 
 
 def make_room(caches: Sequence[Any], tokens: int) -> None:
@@ -28,3 +28,5 @@ def _set_step(caches: Sequence[Any], step: int) -> None:
     for cache in caches:
         if type(cache) is KVCache:
             cache.step = step
+        elif type(cache) is CacheList:
+            _set_step(cache.caches, step)

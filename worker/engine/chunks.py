@@ -46,11 +46,14 @@ START_TOKENS: dict[Backend, int] = {"cpu": 64, "metal": 512, "cuda": 1024, "none
 class ChunkWidth:
     """The rungs. Owned by the engine thread. `fixed` turns the search off.
 
-    The top rung is the width that the memory plan has reserved for.
+    The top rung is the width that the memory plan has reserved for. flat: a chunk takes as long however short
+    it is (its experts are read from disk), so those of a prompt that goes on from a cached prefix are counted
+    from there, not on the grid, which could make two of what is one.
     """
 
-    def __init__(self, backend: Backend, fixed: int | None = None) -> None:
+    def __init__(self, backend: Backend, fixed: int | None = None, flat: bool = False) -> None:
         self._fixed = fixed
+        self._flat = flat
         start = LADDER_TOKENS.index(START_TOKENS[backend])
         # By whether a row is alone, then by stretch.
         self._rungs: dict[bool, dict[int, int]] = {False: {0: start}, True: {0: start}}
@@ -73,7 +76,7 @@ class ChunkWidth:
     def end(self, start: int, last: int, alone: bool = False) -> int:
         """Where a chunk that begins at `start` ends: the next multiple of the width, at most `last`."""
         width = self.at(start, alone)
-        return min((start // width + 1) * width, last)
+        return min(start + width if self._flat else (start // width + 1) * width, last)
 
     def observe(self, start: int, tokens: int, elapsed_s: float, alone: bool = False) -> None:
         """A chunk of `tokens` that began at `start` took `elapsed_s`. Shorter ones than the width say nothing
