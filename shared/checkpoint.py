@@ -46,6 +46,14 @@ class CheckpointError(Exception):
     """The folder holds no model that can be loaded. One line that names the file and what is wrong."""
 
 
+class CutShort(CheckpointError):
+    """A file ends before its tensors do. tensor: the first that is not whole. missing: of its bytes."""
+
+    def __init__(self, message: str, tensor: str, missing: int) -> None:
+        super().__init__(message)
+        self.tensor, self.missing = tensor, missing
+
+
 class Tensor(msgspec.Struct, frozen=True):
     """One tensor as its file's header describes it. dtype: a key of DTYPE_BITS."""
 
@@ -56,6 +64,17 @@ class Tensor(msgspec.Struct, frozen=True):
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What a safetensors file says of itself. offsets: of each tensor's first byte, from the file's start.
+
+    metadata: its free text, by key.
+    """
+
+    tensors: dict[str, Tensor]
+    offsets: dict[str, int]
+    metadata: dict[str, str]
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -86,6 +105,7 @@ class _Index(msgspec.Struct):
 
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRY = msgspec.json.Decoder(_Entry)
+_METADATA = msgspec.json.Decoder(dict[str, str])
 _INDEX = msgspec.json.Decoder(_Index)
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
@@ -93,7 +113,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 def read(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`. Raises CheckpointError."""
     identity = stamp(folder)
-    config = _read_config(folder / CONFIG_FILE)
+    config = read_config(folder / CONFIG_FILE)
     files = sorted(path.name for path in folder.glob(WEIGHTS_PATTERN) if path.is_file())
     index = read_index(folder / INDEX_FILE)
     for shard in sorted(set(index.values()) - set(files)):
@@ -142,6 +162,11 @@ def stamp(folder: Path) -> str:
 
 def read_header(path: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file, from its header alone. Raises CheckpointError."""
+    return read_whole_header(path).tensors
+
+
+def read_whole_header(path: Path) -> Header:
+    """One safetensors file, from its header alone. Raises CheckpointError."""
     try:
         with open_regular(path) as file:
             file_bytes = os.fstat(file.fileno()).st_size
@@ -155,14 +180,24 @@ def read_header(path: Path) -> dict[str, Tensor]:
     except OSError as problem:
         raise CheckpointError(f"{path.name}: can't be read: {problem.strerror}") from None
     try:
-        entries = {
-            name: _ENTRY.decode(raw) for name, raw in _HEADER.decode(header).items() if name != "__metadata__"
-        }
+        table = _HEADER.decode(header)
+        said = table.pop("__metadata__", None)
+        entries = {name: _ENTRY.decode(raw) for name, raw in table.items()}
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         raise CheckpointError(f"{path.name}: its header is no safetensors header: {problem}") from None
     tensors = {name: _tensor(path.name, name, entry) for name, entry in entries.items()}
     _check_layout(path.name, entries, data_bytes)
-    return tensors
+    start = _LENGTH_BYTES + header_bytes
+    offsets = {name: start + entry.data_offsets[0] for name, entry in entries.items()}
+    return Header(tensors, offsets, _metadata(said))
+
+
+def _metadata(said: msgspec.Raw | None) -> dict[str, str]:
+    """Nothing depends on it where it is not as the format wants it: loaders do not look at it."""
+    try:
+        return {} if said is None else _METADATA.decode(said)
+    except msgspec.DecodeError:
+        return {}
 
 
 def _tensor(file: str, name: str, entry: _Entry) -> Tensor:
@@ -185,19 +220,29 @@ def _tensor(file: str, name: str, entry: _Entry) -> Tensor:
 def _check_layout(file: str, entries: dict[str, _Entry], data_bytes: int) -> None:
     """The tensors must cover the file's data exactly, in some order, without gap or overlap."""
     covered = 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+    in_order = sorted(entries.items(), key=lambda item: item[1].data_offsets)
+    for name, entry in in_order:
         begin, end = entry.data_offsets
         if begin != covered:
             raise CheckpointError(f"{file}: tensor {name!r} begins at {begin} where {covered} was due")
         covered = end
-    if data_bytes != covered:
-        by = format_count(abs(data_bytes - covered), "byte")
-        how = "shorter" if data_bytes < covered else "longer"
-        raise CheckpointError(f"{file}: {by} {how} than its header says")
+    if data_bytes > covered:
+        raise CheckpointError(
+            f"{file}: {format_count(data_bytes - covered, 'byte')} longer than its header says"
+        )
+    if data_bytes < covered:
+        name, entry = next(item for item in in_order if item[1].data_offsets[1] > data_bytes)
+        begin, end = entry.data_offsets
+        raise CutShort(
+            f"{file}: {format_count(covered - data_bytes, 'byte')} shorter than its header says",
+            name,
+            end - max(begin, data_bytes),
+        )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    raw = _read_small(path)
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json, which names its model_type. Raises CheckpointError."""
+    raw = read_small(path)
     if raw is None:
         raise CheckpointError(f"{path.parent.name}: no {path.name} in the folder")
     try:
@@ -211,7 +256,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def read_index(path: Path) -> dict[str, str]:
     """Tensor → shard of an index file, {} where there is none. Raises CheckpointError."""
-    raw = _read_small(path)
+    raw = read_small(path)
     if raw is None:
         return {}
     try:
@@ -220,8 +265,8 @@ def read_index(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path.name}: no safetensors index: {problem}") from None
 
 
-def _read_small(path: Path) -> bytes | None:
-    """The bytes of a JSON file, None where there is no such file."""
+def read_small(path: Path) -> bytes | None:
+    """The bytes of a JSON file, None where there is no such file. Raises CheckpointError."""
     try:
         with open_regular(path) as file:
             raw = file.read(MAX_JSON_BYTES + 1)
