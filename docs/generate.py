@@ -344,7 +344,8 @@ def _default(key: Key, value: object) -> str:
     if value == ():
         return "`[]`"
     if isinstance(value, float):
-        return f'`"{seconds_text(value)}"`'
+        is_number = key.kind.schema["type"] == "number"
+        return f"`{value:g}`" if is_number else f'`"{seconds_text(value)}"`'
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"

@@ -230,7 +230,7 @@ class Library:
             facts,
             backend=backend,
             context=context,
-            batch=model.settings.batch,
+            batch=model.settings.rows(streamed=False),
             limit_bytes=limit_bytes,
             limit_is_explicit=self._settings.budget_is_explicit,
             prefill_chunk=model.settings.prefill_chunk,

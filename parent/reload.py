@@ -25,7 +25,7 @@ logger = logging.getLogger("mlxpool")
 
 # Bound when the process started, or what other things were found by.
 _RESTART_ONLY = ("server.host", "server.port")
-_SECTIONS = ("server", "pool", "cache", "history", "defaults")
+_SECTIONS = ("server", "pool", "cache", "history", "colibri", "defaults")
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -22,12 +22,14 @@ import msgspec
 
 from mlxpool.shared import config_file
 from mlxpool.shared import config_values as v
+from mlxpool.shared.colibri.settings import Colibri, ModelColibri
 from mlxpool.shared.config_values import ConfigError, Key, refuse
 from mlxpool.shared.text import is_unicode
 from mlxpool.shared.units import parse_budget
 
 __all__ = [
     "Cache",
+    "Colibri",
     "ConfigError",
     "Defaults",
     "History",
@@ -175,8 +177,12 @@ class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
 
 
-class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[models."name"]: one model's own choices. None inherits [pool] or [defaults]."""
+# Of a model whose experts are all in memory.
+DEFAULT_BATCH = 8
+
+
+class ModelSettings(ModelColibri, frozen=True, forbid_unknown_fields=True):
+    """[models."name"]: one model's own choices. None inherits [pool], [defaults] or [colibri]."""
 
     path: Annotated[
         str | None,
@@ -191,9 +197,12 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Key(v.COUNT, "Tokens. Unset: the model's own, at most 32,768, so that one row's KV stays modest."),
     ] = None
     batch: Annotated[
-        int,
-        Key(v.BATCH, "Rows decoded together: eight give about five times one row's tokens."),
-    ] = 8
+        int | None,
+        Key(
+            v.BATCH,
+            "Rows decoded together. Unset: 8, five times one row's tokens; 1 where experts are streamed.",
+        ),
+    ] = None
     prefill_chunk: Annotated[
         int | None,
         Key(v.CHUNK, "Tokens. Unset: the worker measures what keeps a chunk at 0.4 s or less."),
@@ -214,22 +223,23 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Key(v.ADAPTERS, 'Unset: the model as it is. A request\'s `adapter: "none"` switches it off.'),
     ] = None
 
+    def rows(self, *, streamed: bool) -> int:
+        """Rows decoded together."""
+        return self.batch or (1 if streamed else DEFAULT_BATCH)
+
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "server": Server,
     "pool": Pool,
     "cache": Cache,
     "history": History,
+    "colibri": Colibri,
     "defaults": Defaults,
 }
 _ALL_SECTIONS = [*SECTIONS, "aliases", "models"]
 
 # Named in the design, built later: refused with that reason, so that nobody believes they took effect.
-_LATER_SECTIONS = {"colibri"}
-_COLIBRI_KEYS = {"slots", "io", "prefetch", "overlap", "mtp", "reserve"}
-_LATER_KEYS = {
-    "models": {"kv_bits", "kv_budget", "draft", "experts"} | _COLIBRI_KEYS,
-}
+_LATER_KEYS = {"models": {"kv_bits", "kv_budget", "draft"}}
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -244,6 +254,7 @@ class Settings(msgspec.Struct, frozen=True):
     pool: Pool = Pool()
     cache: Cache = Cache()
     history: History = History()
+    colibri: Colibri = Colibri()
     aliases: dict[str, str] = {}
     defaults: Defaults = Defaults()
     models: dict[str, ModelSettings] = {}
@@ -263,7 +274,7 @@ class Settings(msgspec.Struct, frozen=True):
         return parse_budget(self.pool.memory_budget, total_memory_bytes)
 
     def model(self, name: str) -> ModelSettings:
-        """The settings of one model with [pool] and [defaults] filled in; `path` is only ever its own."""
+        """The settings of one model with [pool], [defaults] and [colibri] filled in; `path` is its own."""
         own = self.models.get(name, ModelSettings())
         inherited: dict[str, object] = {}
         if own.idle_ttl is None:
@@ -271,6 +282,9 @@ class Settings(msgspec.Struct, frozen=True):
         for key in ("max_tokens", "temperature", "top_p", "top_k", "thinking"):
             if getattr(own, key) is None:
                 inherited[key] = getattr(self.defaults, key)
+        for key in Colibri.__struct_fields__:
+            if getattr(own, key) is None:
+                inherited[key] = getattr(self.colibri, key)
         return msgspec.structs.replace(own, **inherited)
 
     @property
@@ -286,9 +300,10 @@ class Settings(msgspec.Struct, frozen=True):
 
 @functools.cache
 def keys_of(section: type[msgspec.Struct]) -> dict[str, Key]:
-    """The `Key` of each field of a section, in the order of the struct."""
+    """The `Key` of each field of a section, in the order of the struct, inherited ones last."""
     hints = get_type_hints(section, include_extras=True)
-    return {name: hints[name].__metadata__[0] for name in section.__struct_fields__}
+    names = sorted(section.__struct_fields__, key=lambda name: name not in section.__annotations__)
+    return {name: hints[name].__metadata__[0] for name in names}
 
 
 def json_schema() -> dict[str, Any]:
@@ -369,6 +384,7 @@ def load(
         pool=Pool(**values["pool"]),  # type: ignore[arg-type]
         cache=Cache(**values["cache"]),  # type: ignore[arg-type]
         history=History(**values["history"]),  # type: ignore[arg-type]
+        colibri=Colibri(**values["colibri"]),  # type: ignore[arg-type]
         defaults=Defaults(**values["defaults"]),  # type: ignore[arg-type]
         aliases=_aliases(tables.get("aliases", {}), str(path)),
         models=_models(tables.get("models", {}), path, origins),
@@ -393,8 +409,6 @@ def _read_file(path: Path) -> dict[str, Any]:
     """The tables of the file, each of a known section. Raises ConfigError."""
     tables = config_file.read(path)
     for section in tables:
-        if section in _LATER_SECTIONS:
-            raise ConfigError(f"{path}: [{section}] is not in this version yet; remove the section")
         if section not in _ALL_SECTIONS:
             raise ConfigError(f"{path}: unknown section [{section}]; {v.known(section, _ALL_SECTIONS)}")
     return tables
@@ -441,7 +455,7 @@ def _variables(env: Mapping[str, str]) -> Iterable[tuple[str, str, str]]:
             yield variable, *names[variable]
             continue
         section, _, name = variable.removeprefix(_PREFIX).lower().partition("_")
-        if section in _LATER_SECTIONS or name in _LATER_KEYS.get(section, ()):
+        if name in _LATER_KEYS.get(section, ()):
             raise ConfigError(f"environment: {variable} is not in this version yet; unset it")
         # What all of them begin with makes none of them near.
         prefix = f"{_PREFIX}{section}_".upper() if section in SECTIONS else _PREFIX

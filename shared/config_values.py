@@ -20,6 +20,7 @@ from mlxpool.shared.units import parse_budget, parse_duration, parse_size
 
 # A share needs some total to be checked against; any will do.
 _SOME_TOTAL_BYTES = 1 << 40
+AUTO = "auto"
 _VISIBLE_ASCII = re.compile(r"[\x21-\x7e]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+")
 _HOST_NAME = re.compile(r"[A-Za-z0-9._:\[\]-]+")
@@ -130,6 +131,26 @@ def _one_of(names: tuple[str, ...]) -> Kind:
     )
 
 
+def _choice(*names: str) -> Kind:
+    return Kind(
+        _checked(str, lambda name: name in names), f"one of {', '.join(names)}", {"enum": list(names)}
+    )
+
+
+def _or_auto(kind: Kind) -> Kind:
+    """The same kind of value, or "auto"."""
+
+    def from_text(text: str) -> object:
+        return AUTO if text.strip().lower() == AUTO else kind.from_text(text)
+
+    return Kind(
+        lambda raw: AUTO if raw == AUTO else kind.read(raw),
+        f'"{AUTO}", or {kind.allowed}',
+        {"anyOf": [{"const": AUTO}, kind.schema]},
+        from_text,
+    )
+
+
 def _list(item: Callable[[str], bool], allowed: str) -> Kind:
     def read(raw: Any) -> tuple[str, ...]:
         if not isinstance(raw, list) or not all(isinstance(entry, str) and item(entry) for entry in raw):
@@ -161,6 +182,13 @@ def _size(raw: Any) -> int:
     if isinstance(raw, bool) or not isinstance(raw, str | int):
         raise ValueError
     return parse_size(raw)
+
+
+def _some_size(raw: Any) -> int:
+    size = _size(raw)
+    if size == 0:
+        raise ValueError
+    return size
 
 
 def _timeout(raw: Any) -> float:
@@ -244,6 +272,24 @@ TOP_P = Kind(
 )
 TOP_K = _whole(0, None, "a whole number, 0 (off) or more")
 FLAG = Kind(_checked(bool, lambda _: True), "true or false", {"type": "boolean"}, _flag_text)
+AUTO_COUNT = _or_auto(COUNT)
+AUTO_SIZE = _or_auto(
+    Kind(_some_size, "bytes or a size like 5GB", {"type": ["string", "integer"], "minimum": 1})
+)
+SWITCH = _or_auto(FLAG)
+# A queue longer than this only makes reads wait in the kernel instead of here.
+DEPTH = _or_auto(_whole(1, 256, "a whole number from 1 to 256"))
+IO_MODE = _choice(AUTO, "direct", "uncached", "buffered")
+WRITE_MODE = _choice(AUTO, "direct", "assign")
+MTP_MODE = _choice(AUTO, "on", "off")
+EXPERTS = _choice("stream", "resident")
+# Of a layer's slots: what is needed next must find room among the others.
+PINS = Kind(
+    _checked(float, lambda x: 0 <= x <= 0.5),
+    "a number from 0 to 0.5",
+    {"type": "number", "minimum": 0, "maximum": 0.5},
+    _number_text(float),
+)
 TOOL_FAMILY = _one_of(TOOL_FAMILY_NAMES)
 REASONING_FAMILY = _one_of(REASONING_FAMILY_NAMES)
 ADAPTERS = Kind(

@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from mlxpool.shared.colibri.launch import StreamLaunch
+
 # Longest line either side accepts: a failure's reason and nothing else comes near it.
 MAX_LINE_BYTES = 64 * 1024
 
@@ -57,7 +59,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=Tr
     the worker choose. thinking: whether a request that does not say wants reasoning, None for the model's own
     default. tool_parser, reasoning_parser: the families its answers are read by, None to tell them from its
     template and vocabulary. trace_path: where a line per request goes, None for nowhere. cache: None for none
-    of prompts. adapters: see there.
+    of prompts. adapters: see there. stream: how its experts are streamed, None where all are in memory.
     """
 
     model: str
@@ -78,6 +80,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", forbid_unknown_fields=Tr
     trace_path: str | None = None
     cache: CacheLaunch | None = None
     adapters: AdaptersLaunch = AdaptersLaunch()
+    stream: StreamLaunch | None = None
 
 
 class Imported(msgspec.Struct, frozen=True, tag="imported"):

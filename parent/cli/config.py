@@ -9,12 +9,17 @@ import click
 import msgspec
 
 from mlxpool.parent.cli.common import json_option, print_json, print_table, read_settings, settings_options
-from mlxpool.shared.config import SECTIONS, Cache, ModelSettings, Settings, json_schema, keys_of, seconds_text
+from mlxpool.shared.config import SECTIONS, ModelSettings, Settings, json_schema, keys_of, seconds_text
 from mlxpool.shared.config_file import CONFIG_FILE
-from mlxpool.shared.config_values import SIZE
+from mlxpool.shared.config_values import AUTO_SIZE, SIZE
 from mlxpool.shared.units import size_text
 
-_SIZES = frozenset(f"cache.{name}" for name, key in keys_of(Cache).items() if key.kind is SIZE)
+_SIZES = frozenset(
+    f"{section}.{name}"
+    for section, struct in SECTIONS.items()
+    for name, key in keys_of(struct).items()
+    if key.kind in (SIZE, AUTO_SIZE)
+)
 
 
 @click.command("config")

@@ -68,7 +68,7 @@ def capabilities(model: LibraryModel) -> Capabilities:
         responses=told.chat,
         tools=told.chat and own.tool_parser != NO_FAMILY,
         reasoning=_reasons(model, told),
-        batch=own.batch != 1,
+        batch=own.rows(streamed=False) != 1,
     )
 
 

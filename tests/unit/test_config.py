@@ -189,10 +189,14 @@ def test_the_homes_own_file_is_read_when_none_is_named(tmp_path: Path) -> None:
         ("[cache]\nrom = 1\n", "unknown key cache.rom; did you mean ram?"),
         ("[history]\nmax_bytes = -1\n", "history.max_bytes = -1: a size can't be negative: -1"),
         ("[history]\nage = 1\n", "unknown key history.age; did you mean max_age?"),
-        ("[colibri]\n", "[colibri] is not in this version yet; remove the section"),
         ("[defaults]\nthinking = 1\n", "defaults.thinking = 1: use true or false"),
         ('[models."a"]\nkv_bits = 4\n', 'models."a".kv_bits is not in this version yet; remove it'),
-        ('[models."a"]\nslots = 4\n', 'models."a".slots is not in this version yet; remove it'),
+        ("[colibri]\nslots = 0\n", 'colibri.slots = 0: use "auto", or a whole number, 1 or more'),
+        ('[models."a"]\nmtp = true\n', 'models."a".mtp = True: use one of auto, on, off'),
+        ('[colibri]\nprefetch = "yes"\n', "colibri.prefetch = 'yes': use \"auto\", or true or false"),
+        ("[colibri]\npins = 0.6\n", "colibri.pins = 0.6: use a number from 0 to 0.5"),
+        ("[colibri]\nreserve = 0\n", 'colibri.reserve = 0: use "auto", or bytes or a size like 5GB'),
+        ('[models."a"]\nexperts = "disk"\n', "models.\"a\".experts = 'disk': use one of stream, resident"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_key_value_and_what_would_work(tmp_path: Path, text: str, message: str) -> None:
@@ -300,8 +304,8 @@ def test_a_number_without_an_end_is_refused(tmp_path: Path, key: str, value: str
             "environment: unknown MLXPOOL_POOL_IDL_TTL; did you mean MLXPOOL_POOL_IDLE_TTL?",
         ),
         (
-            {"MLXPOOL_COLIBRI_SLOTS": "1"},
-            "environment: MLXPOOL_COLIBRI_SLOTS is not in this version yet; unset it",
+            {"MLXPOOL_COLIBRI_SLOTS": "few"},
+            "environment: MLXPOOL_COLIBRI_SLOTS = 'few': use \"auto\", or a whole number, 1 or more",
         ),
         (
             {"MLXPOOL_SRVER_PORT": "1"},
@@ -393,8 +397,22 @@ def test_a_model_inherits_what_it_does_not_say(tmp_path: Path) -> None:
     )
     settings = load(path, {}, {})
     own = settings.model("a")
-    assert (own.idle_ttl, own.temperature, own.top_k, own.batch) == (5.0, 0.2, 9, 8)
+    assert (own.idle_ttl, own.temperature, own.top_k, own.rows(streamed=False)) == (5.0, 0.2, 9, 8)
     assert settings.model("unnamed").temperature == 0.2
+
+
+def test_streaming_is_chosen_for_all_models_and_for_one(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        '[colibri]\nslots = 12\nreserve = "5GB"\n[models."a"]\nslots = "auto"\nprefetch = false\n'
+        'pins = 0.25\nexperts = "stream"\n',
+    )
+    settings = load(path, {"MLXPOOL_COLIBRI_MTP": "on", "MLXPOOL_COLIBRI_QUEUE_DEPTH": "4"}, {})
+    one, other = settings.model("a"), settings.model("b")
+    assert (one.slots, one.prefetch, one.pins, one.experts) == ("auto", False, 0.25, "stream")
+    assert (other.slots, other.prefetch, other.pins, other.experts) == (12, "auto", 0.0, None)
+    assert (one.mtp, one.queue_depth, one.reserve) == ("on", 4, 5_000_000_000)
+    assert (one.rows(streamed=True), ModelSettings(batch=2).rows(streamed=True)) == (1, 2)
 
 
 def test_a_budget_is_explicit_only_when_someone_chose_it(tmp_path: Path) -> None:
@@ -411,7 +429,7 @@ def test_schema_and_struct_name_the_same_keys_with_the_same_defaults(section: ty
     else:
         table = schema[section.__name__.lower()]
     assert table["additionalProperties"] is False
-    assert list(table["properties"]) == list(section.__struct_fields__)
+    assert set(table["properties"]) == set(section.__struct_fields__)
     for name, described in table["properties"].items():
         default = getattr(section(), name)
         assert described.get("default") == (list(default) if isinstance(default, tuple) else default)
@@ -424,6 +442,7 @@ def test_schema_knows_every_section() -> None:
         "pool",
         "cache",
         "history",
+        "colibri",
         "defaults",
         "aliases",
         "models",

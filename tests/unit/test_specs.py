@@ -39,6 +39,8 @@ CHANGES = {
     "path": "/elsewhere", "context": 512, "batch": 2, "prefill_chunk": 64, "max_tokens": 9,
     "temperature": 0.1, "top_p": 0.2, "top_k": 3, "thinking": False, "tool_parser": "hermes",
     "reasoning_parser": "think", "adapters": "mine", "pin": True, "idle_ttl": 1.0,
+    "experts": "stream", "slots": 3, "io": "direct", "prefetch": False, "overlap": False, "mtp": "on",
+    "reserve": 7, "queue_depth": 2, "in_flight": 9, "write": "assign", "pins": 0.2,
 }  # fmt: skip
 
 
