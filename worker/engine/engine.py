@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -30,6 +30,8 @@ from mlxpool.shared.errors import ApiError, error
 from mlxpool.worker.adapters.layers import Switch
 from mlxpool.worker.cache.prompt_cache import Place, PromptCache
 from mlxpool.worker.cache.sources import row_source
+from mlxpool.worker.colibri.faults import Interrupted, ReadFault
+from mlxpool.worker.colibri.pressure import LOOK_S
 from mlxpool.worker.engine.admission import KvCost, holds
 from mlxpool.worker.engine.answering import events_of
 from mlxpool.worker.engine.batch import DecodeBatch
@@ -39,6 +41,7 @@ from mlxpool.worker.engine.hold import Hold
 from mlxpool.worker.engine.prefill import Prefills
 from mlxpool.worker.engine.prompt import Prompt
 from mlxpool.worker.engine.row import Row
+from mlxpool.worker.engine.streamed import Streamed
 from mlxpool.worker.engine.terms import Counters, Limits, Loaded
 from mlxpool.worker.text.events import Event, Failure
 
@@ -77,6 +80,7 @@ class Engine:
         self._load = load
         self._open_cache = open_cache
         self.cache: PromptCache | None = None  # from `loaded` on
+        self.streamed: Streamed | None = None  # from `loaded` on, of a model whose experts are streamed
         self._switch: Switch | None = None  # from `loaded` on; the engine thread's own
         self._limits = limits
         self._loop = asyncio.get_running_loop()
@@ -173,8 +177,9 @@ class Engine:
 
     @property
     def progress(self) -> int:
-        """Moves whenever work is done: steps, chunks, records read from disk."""
-        return self.counters.progress + (0 if self.cache is None else self.cache.progress)
+        """Moves whenever work is done: steps, chunks, layers of streamed experts, records read from disk."""
+        moved = self.counters.progress + (0 if self.cache is None else self.cache.progress)
+        return moved + (0 if self.streamed is None else self.streamed.progress)
 
     @property
     def pending(self) -> int:
@@ -214,8 +219,14 @@ class Engine:
             self._loop.call_soon_threadsafe(self.loaded.set_exception, err)
             return
         self._switch = switch = Switch(loaded.model)
-        batch = DecodeBatch(switch, loaded.make_cache, loaded.kv, self._keep)
-        prefills = Prefills(switch, loaded.make_cache, self.width, cache)
+        eager = loaded.stream is not None
+        batch = DecodeBatch(switch, loaded.make_cache, loaded.kv, self._keep, eager, loaded.draft)
+        streamed = self.streamed = (
+            None if loaded.stream is None else Streamed(loaded.stream, lambda: self._stopping)
+        )
+        # Rows would share no experts, and finding out whether they may share passes takes some.
+        batch.shares = None if streamed is None else False
+        prefills = Prefills(switch, loaded.make_cache, self.width, cache, pads=batch.shares)
         self._loop.call_soon_threadsafe(self.loaded.set_result, loaded)
         steps = rested = 0
         while not self._stopping:
@@ -251,6 +262,8 @@ class Engine:
             self._flush()
             if cache is not None:
                 cache.maintain()
+            if streamed is not None:
+                streamed.between_passes(held=bool(term))
             if term != rested and not (batch.rows or prefills.rows or self._may_admit(term)):
                 rested = term
                 if term:
@@ -276,8 +289,11 @@ class Engine:
         return calls
 
     def _rest_s(self) -> float | None:
-        """How long the engine may sleep: until the prompt cache has something to do."""
-        return None if self.cache is None else self.cache.rest_s
+        """How long the engine may sleep: until the prompt cache or the memory wants a look."""
+        rest_s = None if self.cache is None else self.cache.rest_s
+        if self.streamed is None:
+            return rest_s
+        return LOOK_S if rest_s is None else min(LOOK_S, rest_s)
 
     def _keep(self, row: Row, caches: list[Any], place: int | None, length: int) -> None:
         """A row leaves the batch: what its caches hold goes into the prompt cache. place: where the row is in
@@ -337,6 +353,8 @@ class Engine:
                 break
             self._waiting.popleft()
             row.admitted_s = row.admitted_s or time.perf_counter()
+            if self.streamed is not None:
+                self.streamed.admitted(row)
             prefills.attach(row)
             self._changes += 1
         if kept_bytes := prefills.kept_bytes(cost):
@@ -362,6 +380,7 @@ class Engine:
         try:
             if end > prompt.done:
                 self._prefilled += (end - prompt.done) / self.width.at(prompt.done)
+                self._passes(prompt.rows)
                 prefills.run(prompt, end, alone)
                 self.counters.progress += 1
         except Exception as err:
@@ -384,8 +403,14 @@ class Engine:
             row.prefilled_s = row.prefilled_s or time.perf_counter()
             batch.join(row)
 
+    def _passes(self, rows: Sequence[Row]) -> None:
+        """The passes that follow are for these rows."""
+        if self.streamed is not None:
+            self.streamed.passes(rows)
+
     def _fail_prompt(self, prompt: Prompt, prefills: Prefills, err: Exception) -> None:
-        traceback.print_exception(err)
+        if not isinstance(err, Interrupted | ReadFault):
+            traceback.print_exception(err)
         for row in prompt.rows:
             self._fail(row, err)
         prefills.drop(prompt, faulty=True)
@@ -409,6 +434,7 @@ class Engine:
         began_s = time.perf_counter()
         self._say(batch, batch.take_last())
         if batch.rows:
+            self._passes(batch.rows)
             ended = self._say(batch, batch.step(self._limits.kv_pool_bytes - reserved_bytes))
             batch.finish()
             self._leave(batch, ended)
@@ -416,12 +442,13 @@ class Engine:
         self.counters.progress += 1
         self.counters.decode_s += time.perf_counter() - began_s
 
-    def _say(self, batch: DecodeBatch, known: Sequence[Sampled]) -> list[Row]:
+    def _say(self, batch: DecodeBatch, known: Iterable[Sampled]) -> list[Row]:
         """Turn tokens into events; returns the rows that are over with them."""
         ended: list[Row] = []
-        self.counters.tokens += len(known)
         for sampled in known:
             row = sampled.row
+            row.first_s = row.first_s or time.perf_counter()
+            self.counters.tokens += 1
             try:
                 events, over = events_of(sampled, "turns" if batch.shares is False else "batch")
             except Exception as err:
@@ -458,16 +485,17 @@ class Engine:
             gone = [row for rows, _ in failed for row in rows]
 
     def _fail(self, row: Row, err: Exception) -> None:
+        if isinstance(err, Interrupted):
+            # Its client left, or the worker ends: nobody is there to be told.
+            self.counters.cancelled += 1
+            self._end(row, [])
+            return
         self.counters.errors += 1
-        # One that a row's own grammar gave is for its client.
-        failure = (
-            err
-            if isinstance(err, ApiError)
-            else error("internal_error", f"the engine failed on this request: {type(err).__name__}: {err}")
-        )
-        self._end(row, [Failure(failure)])
+        self._end(row, [Failure(_told(err))])
 
     def _end(self, row: Row, events: list[Event]) -> None:
+        if self.streamed is not None:
+            self.streamed.ended(row)
         row.end()
         self._changes += 1
         self._ended += 1
@@ -486,6 +514,16 @@ class Engine:
         if self._outbox:
             self._loop.call_soon_threadsafe(self._deliver, self._outbox, self._ended)
             self._outbox, self._ended = [], 0
+
+
+def _told(err: Exception) -> ApiError:
+    """What a client is told of a fault."""
+    # One that a row's own grammar gave is for its client.
+    if isinstance(err, ApiError):
+        return err
+    if isinstance(err, ReadFault):
+        return error("internal_error", f"an expert of this model can't be read: {err}")
+    return error("internal_error", f"the engine failed on this request: {type(err).__name__}: {err}")
 
 
 def _settle(future: asyncio.Future[_T], result: _T | None, failed: Exception | None) -> None:

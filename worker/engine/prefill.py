@@ -37,7 +37,8 @@ _LEFT_BYTES = 256 * 1024 * 1024
 
 class Prefills:
     """All prompts on their way. switch: over the model, whose passes are those of its prompts' adapters.
-    cache: where prefixes come from and go to, None for nowhere."""
+    cache: where prefixes come from and go to, None for nowhere. pads: whether prompts may share a pass, None
+    to try it."""
 
     def __init__(
         self,
@@ -45,13 +46,14 @@ class Prefills:
         make_cache: Callable[[], list[Any]],
         width: ChunkWidth,
         cache: PromptCache | None = None,
+        pads: bool | None = None,
     ) -> None:
         self._switch = switch
         self._make_cache = make_cache
         self._width = width
         self._cache = cache
         self._prompts: list[Prompt] = []
-        self._pads: bool | None = None  # whether prompts may share a pass; not tried yet
+        self._pads = pads
 
     @property
     def rows(self) -> list[Row]:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mlxpool.shared.colibri.stats import TurnStats
 from mlxpool.worker.adapters.layers import AdapterSet
 from mlxpool.worker.engine import admission
 from mlxpool.worker.engine.admission import Projection
@@ -28,8 +29,8 @@ class Row:
     adapters: on in every pass of its, None for the model as it is. constraint: its place in a grammar, the
     engine's from here on. token_bytes: a token's bytes, which a plan with log-probabilities needs; ValueError
     without. ids: the prompt and the tokens that were handed out. cache: mlx-lm's caches, one per layer,
-    between the end of its prefill and the batch. primed: the last of the ids it joined with has gone through
-    the model, so what is pending is a sampled token. sampled counts draws, emitted the tokens that were
+    between the end of its prefill and the batch. primed: the last of its ids has gone through the model, so
+    what is pending is a sampled token. sampled counts draws, emitted the tokens that were
     handed out.
     """
 
@@ -68,9 +69,15 @@ class Row:
         self.took_turns = False  # with rows that could not share its passes
         self.reasoning_tokens = 0
         self.silent_tokens = 0  # sampled since the last one that something was heard of
-        # For traces, perf_counter seconds: when it was let in, and when its prompt was done; 0.0 until then.
+        # Tokens that were guessed ahead, those of them that came, and the model's passes for its answer.
+        self.drafted = self.accepted = self.target_calls = 0
+        self.speculates = False  # it has been drafted, if only with nothing
+        # For traces, perf_counter seconds: when it was let in, when its prompt was done, and when its first
+        # token was known; 0.0 until then.
         self.admitted_s = 0.0
         self.prefilled_s = 0.0
+        self.first_s = 0.0
+        self.turn: TurnStats | None = None  # what was read from disk for it, once it has ended
 
     @property
     def adjusted(self) -> bool:

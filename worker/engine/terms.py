@@ -3,17 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from mlxpool.shared.checkpoint import Checkpoint
+from mlxpool.shared.colibri.stats import ColibriStats, HeatMap
 from mlxpool.worker.engine.admission import KvCost
+from mlxpool.worker.engine.speculation import Draft
+
+
+class Stream(Protocol):
+    """What reads a model's experts as they are needed. Engine thread only, but for `progress`, `stats` and
+    `heat`, which any thread may ask while a pass runs.
+
+    progress: grows with each layer and group of experts. stop: asked between those, and where it says so the
+    pass is given up with Interrupted. slots: of each layer, now. slot_bytes: of one in every layer.
+    """
+
+    stop: Callable[[], bool]
+
+    @property
+    def progress(self) -> int: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def slot_bytes(self) -> int: ...
+
+    def stats(self) -> ColibriStats: ...
+
+    def heat(self) -> HeatMap: ...
+
+    def turn_ended(self) -> None:
+        """A request has ended: what was learned from it is used and, now and then, written."""
+        ...
+
+    def resize(self, slots: int) -> None:
+        """Between two passes: other slots per layer, 1 or more, memory given back or taken."""
+        ...
+
+    def save(self) -> None:
+        """Write what was learned."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Loaded(msgspec.Struct, frozen=True):
     """What `load` hands to the engine, made on the engine's thread. make_cache: fresh caches of one row.
-    checkpoint: the folder it was read from. cache_classes: its caches by class."""
+    checkpoint: the folder it was read from. cache_classes: its caches by class. stream: of experts, None where
+    all of the model is in memory. draft: of a lone row's tokens, None for none."""
 
     model: Any
     make_cache: Callable[[], list[Any]]
@@ -23,6 +64,8 @@ class Loaded(msgspec.Struct, frozen=True):
     logits_width: int
     checkpoint: Checkpoint
     cache_classes: dict[str, int]
+    stream: Stream | None = None
+    draft: Draft | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):
