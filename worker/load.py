@@ -95,7 +95,7 @@ def load(folder: Path, progress: Callable[[int, int], None]) -> Loaded:
         weights_bytes=weights_bytes,
         dtype=dtype,
         logits_width=logits_width,
-        checkpoint=found,
+        files=found,
         cache_classes=dict(Counter(type(cache).__name__ for cache in _flat(make_cache()))),
     )
 

@@ -31,7 +31,7 @@ def open_cache(launch: Launch, loaded: Loaded, backend: str, engine: Engine) -> 
     ram = RamTier(asked.ram_bytes)
     if asked.folder is None:
         return PromptCache(layout, loaded.make_cache, ram, engine.nudge)
-    mark = fingerprint(loaded.checkpoint, layout=layout, dtype=loaded.dtype, backend=backend, kv=loaded.dtype)
+    mark = fingerprint(loaded.files, layout=layout, dtype=loaded.dtype, backend=backend, kv=loaded.dtype)
     tier = SsdTier(Path(asked.folder), mark, launch.model, asked.ssd_budget_bytes, asked.verify)
     tier.open()
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from mlxpool.shared.checkpoint import Checkpoint
 from mlxpool.shared.colibri.stats import ColibriStats, HeatMap
+from mlxpool.worker.cache.fingerprint import ModelFiles
 from mlxpool.worker.engine.admission import KvCost
 from mlxpool.worker.engine.speculation import Draft
 
@@ -53,7 +53,7 @@ class Stream(Protocol):
 
 class Loaded(msgspec.Struct, frozen=True):
     """What `load` hands to the engine, made on the engine's thread. make_cache: fresh caches of one row.
-    checkpoint: the folder it was read from. cache_classes: its caches by class. stream: of experts, None where
+    files: what it was read from. cache_classes: its caches by class. stream: of experts, None where
     all of the model is in memory. draft: of a lone row's tokens, None for none."""
 
     model: Any
@@ -62,7 +62,7 @@ class Loaded(msgspec.Struct, frozen=True):
     weights_bytes: int
     dtype: str
     logits_width: int
-    checkpoint: Checkpoint
+    files: ModelFiles
     cache_classes: dict[str, int]
     stream: Stream | None = None
     draft: Draft | None = None
