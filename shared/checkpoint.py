@@ -47,14 +47,17 @@ class CheckpointError(Exception):
 
 
 class CutShort(CheckpointError):
-    """A file ends before its tensors do. tensor: the first that is not whole. missing: of its bytes."""
+    """A file ends before its tensors do. tensor: the first that is not whole, with its shape and the size
+    that it should have. missing: of its bytes."""
 
-    def __init__(self, message: str, tensor: str, missing: int) -> None:
+    def __init__(
+        self, message: str, tensor: str, shape: tuple[int, ...], size_bytes: int, missing: int
+    ) -> None:
         super().__init__(message)
-        self.tensor, self.missing = tensor, missing
+        self.tensor, self.shape, self.size_bytes, self.missing = tensor, shape, size_bytes, missing
 
 
-class Tensor(msgspec.Struct, frozen=True):
+class Tensor(msgspec.Struct, frozen=True, gc=False):
     """One tensor as its file's header describes it. dtype: a key of DTYPE_BITS."""
 
     dtype: str
@@ -93,7 +96,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     stamp: str
 
 
-class _Entry(msgspec.Struct):
+class _Entry(msgspec.Struct, gc=False):
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
@@ -236,6 +239,8 @@ def _check_layout(file: str, entries: dict[str, _Entry], data_bytes: int) -> Non
         raise CutShort(
             f"{file}: {format_count(covered - data_bytes, 'byte')} shorter than its header says",
             name,
+            entry.shape,
+            end - begin,
             end - max(begin, data_bytes),
         )
 
