@@ -122,7 +122,7 @@ class Residency:
         return late, missing[len(late) :]
 
     def ahead(self, expected: Sequence[int], most: int) -> list[Placement]:
-        """What to read before it is asked for: so many of `expected` at most, over none of them and no pin."""
+        """What to read before it is asked for: so many of `expected` at most, over none of them nor a pin."""
         missing = [expert for expert in expected if expert not in self._held and expert not in self._loading]
         if not missing:
             return []

@@ -1,0 +1,132 @@
+"""Slots in memory: what is written from outside is what MLX computes with, and memory that is given back."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxpool.shared.colibri.layout import ExpertLayout, Part, Piece, Quantised, Strided
+from mlxpool.worker.colibri.slab import PAGE_BYTES, Slab, Staging, Writing, writing
+
+MODES: tuple[Writing, ...] = ("direct", "assign")
+
+
+def _layout(large: int = 4096) -> ExpertLayout:
+    """Parts of every type that a slot holds, some of them no whole pages."""
+    parts = (
+        Part("gate_proj", "weight", "U32", (16, large // 64), large, piece="gate_proj.weight"),
+        Part("gate_proj", "scales", "BF16", (16, 3), 96, piece="gate_proj.scales"),
+        Part("gate_proj", "biases", "F16", (16, 3), 96, piece="gate_proj.biases"),
+        Part("up_proj", "scales", "U8", (7,), 7, piece="up_proj.scales"),
+        Part("down_proj", "row_scales", "F32", (5,), 20, piece="down_proj.weight.qs"),
+    )
+    place = Strided("x", 0, 0)
+    pieces = tuple(Piece(one.piece, one.dtype, one.shape, one.size_bytes, place) for one in parts)
+    return ExpertLayout(0, "mlp", 8, pieces, parts, {"gate_proj": Quantised("affine", 4, 64)})
+
+
+def _put(slab: Slab, slot: int, seed: int) -> dict[object, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    rows = slab.rows(slot) if slab.mode == "direct" else Staging().take(slab.layout)
+    for row in rows.values():
+        row[:] = draw.integers(0, 60, row.size, np.uint8)
+    if slab.mode == "assign":
+        slab.assign(slot, rows)
+    return {key: row.copy() for key, row in rows.items()}
+
+
+def _bytes(slab: Slab, slot: int) -> dict[object, np.ndarray]:
+    """As MLX has them, by way of an operation of its own."""
+    found = {}
+    for key, array in slab.arrays.items():
+        one = array[slot].view(mx.uint8)
+        found[key] = np.array(mx.where(one > 255, 0, one).astype(mx.uint8)).reshape(-1)
+    return found
+
+
+def _same(one: dict[object, np.ndarray], other: dict[object, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_written_into_a_slot_is_there_and_nowhere_else(mode: Writing) -> None:
+    slab = Slab(_layout(), 5, mode)
+    written = {slot: _put(slab, slot, slot) for slot in (0, 4, 2, 4)}
+    assert all(_same(_bytes(slab, slot), rows) for slot, rows in written.items())
+    assert all(not row.any() for slot in (1, 3) for row in _bytes(slab, slot).values())
+    assert slab.held_bytes == 5 * (4096 + 96 + 96 + 7 + 20)
+    assert [str(one.dtype).split(".")[-1] for one in slab.arrays.values()] == [
+        "uint32",
+        "bfloat16",
+        "float16",
+        "uint8",
+        "float32",
+    ]
+
+
+def test_rows_of_whole_pages_begin_on_a_page() -> None:
+    slab = Slab(_layout(2 * PAGE_BYTES), 3, "direct")
+    for slot in range(3):
+        assert slab.rows(slot)["gate_proj", "weight"].ctypes.data % PAGE_BYTES == 0
+    for row in Staging().take(slab.layout).values():
+        assert row.ctypes.data % PAGE_BYTES == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_other_numbers_of_slots_keep_what_stays(mode: Writing) -> None:
+    slab = Slab(_layout(), 4, mode)
+    written = [_put(slab, slot, slot) for slot in range(4)]
+    slab.resize(2, [1, 3])
+    assert _same(_bytes(slab, 0), written[1])
+    assert _same(_bytes(slab, 1), written[3])
+    slab.resize(6, [0, 1])
+    assert _same(_bytes(slab, 1), written[3])
+    other = _put(slab, 5, 9)
+    assert _same(_bytes(slab, 5), other)
+    slab.resize(1, [])
+    assert slab.slots == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_memory_of_slots_that_are_given_back_is_free(mode: Writing) -> None:
+    slab = Slab(_layout(1 << 20), 16, mode)
+    before = mx.get_active_memory() + mx.get_cache_memory()
+    slab.resize(2, [0, 5])
+    after = mx.get_active_memory() + mx.get_cache_memory()
+    assert before - after > 13 << 20
+    del slab
+    mx.clear_cache()
+    assert after - mx.get_active_memory() > 1 << 20
+
+
+def test_a_product_that_waits_to_run_reads_what_lay_there_when_it_was_asked_for() -> None:
+    slab = Slab(_layout(), 2, "direct")
+    written = _put(slab, 0, 1)
+    product = slab.arrays["up_proj", "scales"][0] + 0
+    slab.hold(product)
+    slab.settle()
+    _put(slab, 0, 2)
+    assert np.array_equal(np.array(product), written["up_proj", "scales"])
+
+
+def test_the_mode_of_writing_is_what_the_backend_can_do() -> None:
+    assert writing("auto") == "direct"
+    assert writing("direct") == "direct"
+    assert writing("assign") == "assign"
+
+
+def test_a_backend_that_does_not_see_writes_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxpool.worker.colibri.slab._sees_outside_writes", lambda: False)
+    assert writing("auto") == "assign"
+    with pytest.raises(ValueError, match='"assign" works here'):
+        writing("direct")
+
+
+def test_buffers_of_the_host_are_used_again() -> None:
+    staging, layout = Staging(), _layout()
+    first = staging.take(layout)
+    second = staging.take(layout)
+    assert first is not second
+    staging.give(layout, first)
+    assert staging.take(layout) is first
