@@ -18,7 +18,8 @@ from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.constraint import Constraint
 from mlxpool.worker.engine.engine import Engine
 from mlxpool.worker.engine.row import Row
-from mlxpool.worker.engine.terms import Limits, Loaded
+from mlxpool.worker.engine.speculation import Draft
+from mlxpool.worker.engine.terms import Limits, Loaded, Stream
 from mlxpool.worker.load import load
 from mlxpool.worker.request.plan import Plan, Sampling
 from mlxpool.worker.text.answer import AnswerText
@@ -27,18 +28,22 @@ from mlxpool.worker.text.events import Event, Failure, Finish, Logprobs, Text, U
 
 
 class Faulty:
-    """A real model that notes the shapes of its inputs, with a switch: the next one of this shape raises."""
+    """A real model that notes the shapes of its inputs, with a switch: the next one of this shape raises.
+
+    before: called with the shape before each pass, and may raise too."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self.shapes: list[tuple[int, int]] = []
         self.fail_when: Callable[[tuple[int, int]], bool] = lambda _: False
+        self.before: Callable[[tuple[int, int]], None] = lambda _: None
 
     def __call__(self, tokens: Any, cache: Any) -> Any:
         self.shapes.append(tokens.shape)
         if self.fail_when(tokens.shape):
             self.fail_when = lambda _: False
             raise RuntimeError("out of something")
+        self.before(tokens.shape)
         return self._model(tokens, cache=cache)
 
 
@@ -100,20 +105,25 @@ class Running:
         width: int | None = 16,
         cache: CacheLaunch | None = None,
         model: Any = None,
+        draft: Callable[[Any], Draft] | None = None,
+        stream: Stream | None = None,
     ) -> None:
-        """model: in place of the folder's; weights of one thread are another's too."""
+        """model: in place of the folder's; weights of one thread are another's too. draft: of the model.
+
+        stream: as if the model had streamed experts."""
         self.model: Any = None
 
         def load_faulty() -> Loaded:
             loaded = load(folder, lambda _done, _total: None)
             self.model = Faulty(loaded.model if model is None else model)
-            return msgspec.structs.replace(loaded, model=self.model)
+            made = None if draft is None else draft(self.model)
+            return msgspec.structs.replace(loaded, model=self.model, draft=made, stream=stream)
 
         launch = Launch("m", str(folder), "", 4096, batch, 1 << 30, 1 << 30, cache=cache)
         self.engine = Engine(
             load_faulty,
             Limits(batch, 1 << 30),
-            ChunkWidth("cpu", width),
+            ChunkWidth("cpu", width, flat=stream is not None),
             lambda loaded: open_cache(launch, loaded, "cpu", self.engine),
         )
 

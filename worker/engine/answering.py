@@ -12,6 +12,7 @@ from mlxpool.worker.text.events import (
     Lane,
     Prefilled,
     Reasoning,
+    Speculation,
     TextEvent,
     Usage,
 )
@@ -61,7 +62,14 @@ def events_of(sampled: Sampled, lane: Lane) -> tuple[list[Event], bool]:
     if reason == "stop" and row.text.called:
         reason = "tool_calls"
     events += [
-        Usage(len(row.plan.ids), row.emitted, row.cached_tokens or 0, lane, row.reasoning_tokens),
+        Usage(
+            len(row.plan.ids),
+            row.emitted,
+            row.cached_tokens or 0,
+            lane,
+            row.reasoning_tokens,
+            Speculation(row.drafted, row.accepted, row.target_calls) if row.speculates else None,
+        ),
         Finish(reason, row.text.stop),
     ]
     return events, True

@@ -20,26 +20,30 @@ has said up to, and without, its `pending` token.
 
 Where a pass takes seconds (experts that are read from disk) there is nothing to hide beside it and much to
 lose: a token would be told one pass late, and a pass after the last token be for nothing. Such a batch is
-`eager`: a step is forward pass, draw and reading, in this order, so `pending` is known and among the row's ids
-when the next one begins.
+`eager`: a step is forward pass, draw and reading, in this order, so `pending` is known and among the row's
+ids when the next one begins.
+
+A lone row goes in rounds (`speculation`) where there is a draft for the model.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from mlxpool.shared.errors import ApiError
 from mlxpool.worker.adapters.layers import Switch
+from mlxpool.worker.colibri.faults import Interrupted, ReadFault
 from mlxpool.worker.engine import grouping
 from mlxpool.worker.engine.admission import KvCost
 from mlxpool.worker.engine.group import Fed, Group, Sampled
 from mlxpool.worker.engine.masks import Masks
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.engine.sharing import shares_passes
+from mlxpool.worker.engine.speculation import Draft, Rounds
 
 # Copying the keys and values of more tokens into other rows' caches takes longer than a pass of their own:
 # 6,000 beside a short row took 0.6 s on a CPU, where a pass takes 0.1.
@@ -58,7 +62,7 @@ class DecodeBatch:
 
     switch: over the model, whose passes are those of its rows' adapters. parting: called with each row that
     leaves, its group's caches, its place in them (None for a row that has them alone), and how many of its
-    ids they hold. eager: see above.
+    ids they hold. eager: see above. draft: of a lone row's tokens, None for none.
     """
 
     def __init__(
@@ -68,12 +72,14 @@ class DecodeBatch:
         cost: KvCost,
         parting: Callable[[Row, list[Any], int | None, int], None] = lambda *_: None,
         eager: bool = False,
+        draft: Draft | None = None,
     ) -> None:
         self._switch = switch
         self._eager = eager
         self._make_cache = make_cache
         self._cost = cost
         self._parting = parting
+        self._rounds = None if draft is None else Rounds(draft)
         self.shares: bool | None = None  # not tried yet
         self._masks = Masks()
         self._groups: list[Group] = []
@@ -131,7 +137,9 @@ class DecodeBatch:
         for place, row in enumerate(group.rows):
             if row not in leaving:
                 continue
-            # The last of the ids it came with is fed by its first step; where steps are eager, that of each.
+            if self._rounds is not None:
+                self._rounds.part(row)
+            # The last of the ids it came with is fed by its first step, and by each where steps are eager.
             held = len(row.ids) if row.primed and not self._eager else len(row.ids) - 1
             try:
                 self._parting(row, group.caches, place if len(group.rows) > 1 else None, held)
@@ -142,8 +150,8 @@ class DecodeBatch:
     def take_last(self) -> list[Sampled]:
         """Wait for the last tokens of rows that are at their length limit, and drop those rows.
 
-        Before `step`, so that nobody pays for a forward pass after its last token. None where steps are eager:
-        there such rows have left.
+        Before `step`, so that nobody pays for a forward pass after its last token. None where steps are
+        eager: there such rows have left.
         """
         if self._eager:
             return []
@@ -155,14 +163,20 @@ class DecodeBatch:
         self.leave([one.row for one in last])
         return last
 
-    def step(self, pool_bytes: int) -> list[Sampled]:
+    def step(self, pool_bytes: int) -> Iterable[Sampled]:
         """Advance every row by one token; returns the tokens that became known, with their rows.
 
-        Rows that have just joined have none yet, unless steps are eager. All rows stay until `leave`.
-        pool_bytes: what all caches together may grow to. `finish` must follow, once the tokens have been
-        accepted by their constraints.
+        Rows that have just joined have none yet, unless steps are eager. A round's tokens are drawn while
+        they are taken, each once the one before has been accepted. All rows stay until `leave`. pool_bytes:
+        what all caches together may grow to. `finish` must follow, once the tokens have been accepted by
+        their constraints.
         """
         self._arrange(pool_bytes)
+        if self._rounds is not None:
+            if len(rows := self.rows) == 1:
+                return self._round(self._rounds, self._groups[0])
+            for row in rows:
+                self._rounds.part(row)
         if len({group.namespace for group in self._groups}) > 1:
             for row in self.rows:
                 row.took_turns = True
@@ -188,8 +202,17 @@ class DecodeBatch:
                 known += read if len(primed) == len(read) else [one for one in read if one.row in primed]
         return known
 
+    def _round(self, rounds: Rounds, group: Group) -> Iterator[Sampled]:
+        try:
+            yield from rounds.round(self._switch.under(group.adapters), group, self._masks, self._fail_row)
+        except Exception as err:
+            rounds.give_up(group)
+            self._drop(group, err)
+
     def finish(self) -> None:
-        """Start the draws that had to wait for the tokens of `step`."""
+        """Start the draws that had to wait for the tokens of `step`; the round that it was is over."""
+        if self._rounds is not None:
+            self._rounds.settle()
         drawing, self._drawing = self._drawing, []
         for group in drawing:
             if group in self._groups:
@@ -207,7 +230,8 @@ class DecodeBatch:
 
     def _drop(self, group: Group, err: Exception) -> None:
         """A step of this group failed: its caches may be half-written."""
-        traceback.print_exception(err)
+        if not isinstance(err, Interrupted | ReadFault):
+            traceback.print_exception(err)
         if group in self._groups:
             self._groups.remove(group)
         self._failed.append(Failed([row for row in group.rows if not row.ended], err))

@@ -80,7 +80,22 @@ class Group:
         fed = self.pending
         self._look_up()
         self._logits = model(fed.tokens[:, None], cache=self.caches)[:, -1, :]
+        for row in self.rows:
+            row.target_calls += 1
         return fed
+
+    def verify(self, model: Any, tokens: Sequence[int]) -> mx.array:
+        """Put several tokens of a lone row through the model; the logits [tokens, vocabulary] after each."""
+        lines: mx.array = model(mx.array([tokens], dtype=mx.uint32), cache=self.caches)[0]
+        mx.eval(lines)
+        self.rows[0].target_calls += 1
+        return lines
+
+    def draw_from(self, logits: mx.array, masks: Masks, failed: Callable[[Row, Exception], None]) -> None:
+        """`draw` from logits [rows, vocabulary] that a pass gave for what is pending."""
+        self._look_up()
+        self._logits = logits
+        self.draw(masks, failed)
 
     def start(self) -> None:
         """Let the forward pass run, the draw not yet known."""

@@ -79,16 +79,26 @@ class Prefilled(msgspec.Struct, frozen=True):
     lane: Lane = "batch"
 
 
+class Speculation(msgspec.Struct, frozen=True):
+    """Tokens that were guessed ahead of the model, those of them that are in the answer, and how many passes
+    of the model the answer took."""
+
+    drafted: int
+    accepted: int
+    target_calls: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one row; every sampled token counts, an eos included. lane: `batch` for a row that
     shared its forward passes or could have, `turns` for a model whose rows can't. reasoning_tokens: of the
-    sampled ones, those whose text was reasoning."""
+    sampled ones, those whose text was reasoning. speculation: None for a row that nothing was guessed for."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     lane: Lane = "batch"
     reasoning_tokens: int = 0
+    speculation: Speculation | None = None
 
 
 class Finish(msgspec.Struct, frozen=True):

@@ -19,10 +19,10 @@ from mlxpool.shared import errors
 from mlxpool.shared.api import tool_use_ids
 from mlxpool.shared.api.anthropic import Shown
 from mlxpool.worker.request.prepare import Prepared
-from mlxpool.worker.text.events import Failure, Finish, Lane, Logprobs, Prefilled, Usage
+from mlxpool.worker.text.events import Failure, Finish, Lane, Logprobs, Prefilled, Speculation, Usage
 from mlxpool.worker.wire.merge import merged
 from mlxpool.worker.wire.message_blocks import Begun, Blocks, Ended, More, Step
-from mlxpool.worker.wire.usage import PromptTokensDetails
+from mlxpool.worker.wire.usage import PromptTokensDetails, speculation_of
 from mlxpool.worker.wire.writer import Identity, Said
 
 SIGNATURE = "bWx4cG9vbA=="
@@ -50,6 +50,7 @@ class MessageUsage(msgspec.Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     lane: Lane
+    speculation: Speculation | msgspec.UnsetType = msgspec.UNSET
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +231,7 @@ def message_usage(usage: Usage) -> MessageUsage:
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
         lane=usage.lane,
+        speculation=speculation_of([usage]),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mlxpool.worker.text.events import Lane, Usage
+from mlxpool.worker.text.events import Lane, Speculation, Usage
 from mlxpool.worker.wire.usage import PromptTokensDetails, usage_body
 
 
@@ -20,7 +20,7 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):
-    """`usage`. lane: how the request ran, see `events.Usage`."""
+    """`usage`. lane, speculation: how the request ran, see `events.Usage`."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -31,6 +31,7 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails
     lane: Lane
+    speculation: Speculation | msgspec.UnsetType = msgspec.UNSET
 
 
 def response_usage(usage: Usage) -> ResponseUsage:
@@ -46,4 +47,5 @@ def response_usage(usage: Usage) -> ResponseUsage:
         completion_tokens=body.completion_tokens,
         prompt_tokens_details=body.prompt_tokens_details,
         lane=body.lane,
+        speculation=body.speculation,
     )

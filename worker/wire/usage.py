@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from mlxpool.worker.text.events import Lane, Usage
+from mlxpool.worker.text.events import Lane, Speculation, Usage
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -14,13 +14,26 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class UsageBody(msgspec.Struct, frozen=True):
-    """`usage`. lane: how the request ran, see `events.Usage`."""
+    """`usage`. lane, speculation: how the request ran, see `events.Usage`."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     lane: Lane
+    speculation: Speculation | msgspec.UnsetType = msgspec.UNSET
+
+
+def speculation_of(rows: Iterable[Usage]) -> Speculation | msgspec.UnsetType:
+    """What was guessed for these rows together; unset where nothing was for any."""
+    told = [row.speculation for row in rows if row.speculation is not None]
+    if not told:
+        return msgspec.UNSET
+    return Speculation(
+        drafted=sum(one.drafted for one in told),
+        accepted=sum(one.accepted for one in told),
+        target_calls=sum(one.target_calls for one in told),
+    )
 
 
 def usage_body(rows: Iterable[Usage], choices: int | None = None) -> UsageBody:
@@ -36,4 +49,5 @@ def usage_body(rows: Iterable[Usage], choices: int | None = None) -> UsageBody:
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptTokensDetails(sum(row.cached_tokens for row in firsts)),
         lane=counts[0].lane,
+        speculation=speculation_of(counts),
     )
