@@ -26,8 +26,9 @@ from mlxpool.shared import checkpoint
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.chat import ChatTokenizer
 from mlxpool.worker import cpu_attention
+from mlxpool.worker.cache.fingerprint import ModelFiles
 from mlxpool.worker.engine.admission import KvCost, LayerKv
-from mlxpool.worker.engine.terms import Loaded
+from mlxpool.worker.engine.terms import Loaded, Stream
 
 # Weights evaluated at once: many lines of progress for a large model, one or two for a small one, and
 # what exists twice while it is cast.
@@ -80,23 +81,28 @@ def load(folder: Path, progress: Callable[[int, int], None]) -> Loaded:
         if backend() == "cpu":
             to_float32(model)
             cpu_attention.install()
-        weights_bytes = _evaluate(model, progress)
-        dtypes = [value.dtype for _, value in tree_flatten(model.parameters())]
+        return warmed_up(model, evaluate(model, progress), found)
 
-        def make_cache() -> list[Any]:
-            return list(make_prompt_cache(model))
 
-        kv, logits_width = _warm_up(model, make_cache())
-    dtype = str(max(set(dtypes), key=dtypes.count)).removeprefix("mlx.core.")
+def warmed_up(model: Any, weights_bytes: int, files: ModelFiles, stream: Stream | None = None) -> Loaded:
+    """What the engine is given of an evaluated model, after one small pass. stream: of its experts."""
+    held = [value.dtype for _, value in tree_flatten(model.parameters())]
+    dtypes = [dtype for dtype in held if mx.issubdtype(dtype, mx.floating)] or held
+
+    def make_cache() -> list[Any]:
+        return list(make_prompt_cache(model))
+
+    kv, logits_width = _warm_up(model, make_cache())
     return Loaded(
         model=model,
         make_cache=make_cache,
         kv=kv,
         weights_bytes=weights_bytes,
-        dtype=dtype,
+        dtype=str(max(set(dtypes), key=dtypes.count)).removeprefix("mlx.core."),
         logits_width=logits_width,
-        files=found,
+        files=files,
         cache_classes=dict(Counter(type(cache).__name__ for cache in _flat(make_cache()))),
+        stream=stream,
     )
 
 
@@ -135,7 +141,7 @@ def to_float32(model: nn.Module) -> None:
     model.update(tree_unflatten(narrow))
 
 
-def _evaluate(model: nn.Module, progress: Callable[[int, int], None]) -> int:
+def evaluate(model: nn.Module, progress: Callable[[int, int], None]) -> int:
     """Read the weights group by group; returns their bytes."""
     weights = [value for _, value in tree_flatten(model.parameters())]
     total: int = sum(value.nbytes for value in weights)

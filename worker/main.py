@@ -146,7 +146,7 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
     from mlxpool.shared.prompt.families import families
     from mlxpool.shared.prompt.rendering import Renderer
     from mlxpool.worker import load
-    from mlxpool.worker.adapters.mounted import Adapters
+    from mlxpool.worker.adapters.mounted import STREAMED_REFUSAL, Adapters
     from mlxpool.worker.cache.open import open_cache
     from mlxpool.worker.engine.chunks import ChunkWidth
     from mlxpool.worker.engine.engine import Engine
@@ -165,13 +165,27 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
 
     def load_weights() -> Loaded:
         cached_bytes = launch.cache.ram_bytes if launch.cache is not None else 0
-        load.set_memory_limits(launch.memory_limit_bytes + cached_bytes)
-        return load.load(folder, lambda done, total: status.send(control.Loading(done, total)))
+        limit_bytes = launch.memory_limit_bytes + cached_bytes
 
+        def tell(done: int, total: int) -> None:
+            status.send(control.Loading(done, total))
+
+        if launch.stream is None:
+            load.set_memory_limits(limit_bytes)
+            return load.load(folder, tell)
+        # Its own imports, of which other models need none.
+        from mlxpool.worker.colibri import serving
+
+        serving.set_memory_limits(limit_bytes, launch.stream)
+        return serving.load_streamed(folder, launch.stream, tell)
+
+    fixed, flat = launch.prefill_chunk, False
+    if launch.stream is not None:
+        fixed, flat = launch.stream.chunk, True
     engine = Engine(
         load_weights,
         Limits(launch.batch, launch.kv_pool_bytes),
-        ChunkWidth(load.backend(), launch.prefill_chunk),
+        ChunkWidth(load.backend(), fixed, flat),
         lambda loaded: open_cache(launch, loaded, load.backend(), engine),
     )
     engine.start()
@@ -188,7 +202,13 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
         loaded = await engine.loaded
         known = families(tokenizer, launch.tool_parser, launch.reasoning_parser)
         grammars = GrammarService(tokenizer, loaded.logits_width, launch.batch)
-        adapters = Adapters(engine, loaded.make_cache, launch.adapters, launch.memory_limit_bytes)
+        adapters = Adapters(
+            engine,
+            loaded.make_cache,
+            launch.adapters,
+            launch.memory_limit_bytes,
+            STREAMED_REFUSAL if launch.stream is not None else None,
+        )
         renderer = Renderer(tokenizer, known, launch.thinking)
         preparer = Preparer(tokenizer, base, renderer, grammars, adapters)
         text = model_text(tokenizer)
@@ -212,6 +232,8 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
     _beat(engine, status)
     engine.stop()
     await server.close()
+    if loaded.stream is not None:
+        await asyncio.to_thread(loaded.stream.close)
     return 0
 
 

@@ -41,6 +41,11 @@ _TRIAL_TOKENS = 2
 
 PARAM = "adapter"
 
+# Why none is mounted on a model whose experts come from disk: they would be read as they were, without it.
+STREAMED_REFUSAL = (
+    "this model's experts are streamed from disk; adapters are for models that are held in memory"
+)
+
 
 class Engine(Protocol):
     """What is asked of the engine."""
@@ -71,11 +76,18 @@ class _Mounted(NamedTuple):
 
 
 class Adapters:
-    """One model's. make_cache: fresh caches of one row. folders: see AdaptersLaunch."""
+    """One model's. make_cache: fresh caches of one row. folders: see AdaptersLaunch. none: why this model
+    takes none at all."""
 
     def __init__(
-        self, engine: Engine, make_cache: Callable[[], list[Any]], launch: AdaptersLaunch, memory_bytes: int
+        self,
+        engine: Engine,
+        make_cache: Callable[[], list[Any]],
+        launch: AdaptersLaunch,
+        memory_bytes: int,
+        none: str | None = None,
     ) -> None:
+        self._none = none
         self._engine = engine
         self._make_cache = make_cache
         self._launch = launch
@@ -198,6 +210,8 @@ class Adapters:
     ) -> _Mounted:
         """See that an adapter is mounted as its files are now; where they can't be had, it is so no longer.
         beside: ids that stay. Raises AdapterError."""
+        if self._none is not None:
+            raise AdapterError(f"{cut(adapter_id)!r} can't be mounted: {self._none}")
         wanted = self._folder_of(adapter_id) if folder is None else folder
         try:
             (place,) = await asyncio.to_thread(self._look_at, {adapter_id: wanted})

@@ -224,9 +224,10 @@ class Engine:
         streamed = self.streamed = (
             None if loaded.stream is None else Streamed(loaded.stream, lambda: self._stopping)
         )
-        # Rows would share no experts, and finding out whether they may share passes takes some.
-        batch.shares = None if streamed is None else False
-        prefills = Prefills(switch, loaded.make_cache, self.width, cache, pads=batch.shares)
+        if eager and self._limits.batch > 1:
+            # They would share no experts, and finding out whether they may share passes reads some.
+            batch.shares = False
+        prefills = Prefills(switch, loaded.make_cache, self.width, cache, pads=False if eager else None)
         self._loop.call_soon_threadsafe(self.loaded.set_result, loaded)
         steps = rested = 0
         while not self._stopping:
