@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlxpool.shared.checkpoint import CheckpointError, Tensor
-from mlxpool.shared.colibri.layout import Part, PartName, Projection, Quantised, Scheme
+from mlxpool.shared.colibri.layout import Fill, Part, PartName, Projection, Quantised, Scheme
 from mlxpool.shared.quantisation import FIXED_MODES
 
 FLOATS = ("F32", "F16", "BF16")
@@ -127,53 +127,49 @@ def container(
     inputs. stamp: the name of a format that the file gives it. Raises CheckpointError."""
     outputs, inputs = shape
     weight, scales = tensors["weight"], tensors.get("weight.qs")
+    form = container_form(f"{where}.weight", shape, weight, scales, stamp)
+    of = f"{projection}.weight"
+    if scales is None:
+        plain = Part(projection, "weight", "F32", shape, weight.size_bytes, piece=of)
+        return Packed("float", 32, 0, outputs, inputs, (plain,))
+    fill: Fill = "copy" if form.bits == 4 else "offset"
+    words = (outputs, inputs * form.bits // 32)
+    data = Part(projection, "weight", "U32", words, weight.size_bytes, piece=of, fill=fill)
+    if form.scheme == "row":
+        rows = Part(projection, "row_scales", "F32", (outputs,), scales.size_bytes, piece=f"{of}.qs")
+        return Packed("row", form.bits, 0, outputs, inputs, (data, rows))
+    grouped, half = (outputs, inputs // form.group_size), scales.size_bytes // 2
+    made = (
+        Part(projection, "scales", "BF16", grouped, half, piece=f"{of}.qs", fill="group_scales"),
+        Part(projection, "biases", "BF16", grouped, half, piece=f"{of}.qs", fill="group_biases"),
+    )
+    return Packed("affine", form.bits, form.group_size, outputs, inputs, (data, *made))
+
+
+def container_form(
+    name: str, shape: tuple[int, int], weight: Tensor, scales: Tensor | None, stamp: str | None = None
+) -> Quantised:
+    """How a matrix of colibri's is packed: of float, row or affine (in groups). name: for errors. shape:
+    outputs and inputs. scales: its `.qs`. stamp: the format that its file names. Raises CheckpointError."""
+    outputs, inputs = shape
     if stamp is not None and stamp not in _STAMPS and stamp != "f32":
-        raise CheckpointError(
-            f"{where}.weight is of colibri's format {stamp!r}, which can't be streamed here"
-        )
+        raise CheckpointError(f"{name} is of colibri's format {stamp!r}, which can't be streamed here")
     if scales is None:
         if weight.dtype != "F32" or weight.size_bytes != 4 * outputs * inputs:
-            raise CheckpointError(f"{where}.weight: {weight.dtype}, and has no scales (.qs)")
-        part = Part(projection, "weight", "F32", shape, weight.size_bytes, piece=f"{projection}.weight")
-        return Packed("float", 32, 0, outputs, inputs, (part,))
-    bits, groups = _inferred(where, shape, weight, scales)
+            raise CheckpointError(f"{name}: {weight.dtype}, and has no scales (.qs)")
+        return Quantised("float", 32)
+    bits, groups = _inferred(name, shape, weight, scales)
     if stamp is not None and _STAMPS.get(stamp) != (bits, groups > 1):
-        raise CheckpointError(f"{where}.weight is said to be {stamp!r}, which its bytes aren't")
+        raise CheckpointError(f"{name} is said to be {stamp!r}, which its bytes aren't")
     group = inputs // groups
     if inputs % groups or inputs % GROUP_SIZES[-1] or (groups > 1 and group not in GROUP_SIZES):
         raise CheckpointError(
-            f"{where}: {inputs} inputs in {groups} groups; groups of {GROUP_SIZES} can be streamed"
+            f"{name}: {inputs} inputs in {groups} groups; groups of {GROUP_SIZES} can be read"
         )
-    words = inputs * bits // 32
-    data = Part(
-        projection,
-        "weight",
-        "U32",
-        (outputs, words),
-        weight.size_bytes,
-        piece=f"{projection}.weight",
-        fill="copy" if bits == 4 else "offset",
-    )
-    of = f"{projection}.weight.qs"
-    if groups == 1:
-        rows = Part(projection, "row_scales", "F32", (outputs,), scales.size_bytes, piece=of)
-        return Packed("row", bits, 0, outputs, inputs, (data, rows))
-    grouped, half = (outputs, groups), scales.size_bytes // 2
-    return Packed(
-        "affine",
-        bits,
-        group,
-        outputs,
-        inputs,
-        (
-            data,
-            Part(projection, "scales", "BF16", grouped, half, piece=of, fill="group_scales"),
-            Part(projection, "biases", "BF16", grouped, half, piece=of, fill="group_biases"),
-        ),
-    )
+    return Quantised("row", bits) if groups == 1 else Quantised("affine", bits, group)
 
 
-def _inferred(where: str, shape: tuple[int, int], weight: Tensor, scales: Tensor) -> tuple[int, int]:
+def _inferred(name: str, shape: tuple[int, int], weight: Tensor, scales: Tensor) -> tuple[int, int]:
     """Bits and groups per row."""
     outputs, inputs = shape
     held, said = weight.size_bytes, scales.size_bytes
@@ -184,20 +180,20 @@ def _inferred(where: str, shape: tuple[int, int], weight: Tensor, scales: Tensor
             return 8, 1
         if held * 2 == outputs * inputs and 1 <= rows <= inputs:
             return 4, rows
-    foreign = {
+    others = {
         "int2 (2 bits per row)": outputs * -(-inputs // 4),
         "int3-g64": outputs * -(-inputs // 64) * 24,
         "e8-iq3-lattice": outputs * -(-inputs // 256) * 98,
         "fp8-e4m3-b128": outputs * inputs,
     }
-    for name, size in foreign.items():
+    for foreign, size in others.items():
         if held == size:
             raise CheckpointError(
-                f"{where}.weight is of colibri's format {name}, which can't be streamed here; int4 (per row "
+                f"{name} is of colibri's format {foreign}, which can't be streamed here; int4 (per row "
                 "or grouped) and int8 per row can"
             )
     raise CheckpointError(
-        f"{where}.weight has {held} bytes and {said} of scales: no format that is known makes that of "
+        f"{name} has {held} bytes and {said} of scales: no format that is known makes that of "
         f"{outputs} × {inputs}"
     )
 
