@@ -1,0 +1,150 @@
+"""GLM-5.2 (glm_moe_dsa) on mlx-lm's classes, which know it with an indexer on every layer only.
+
+Layers are `full`, with an indexer of their own, or `shared`, which look where the last full layer looked.
+The router works in float32. Modules and their names are mlx-lm's, so that its checkpoints load as they are;
+the experts' module is whatever stands at `mlp.switch_mlp`. Caches are lists of plain KVCaches: latents and
+their rotated part on every layer, and on full layers the indexer's keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models import deepseek_v32, glm_moe_dsa
+from mlx_lm.models.cache import CacheList, KVCache
+
+from mlxpool.shared.checkpoint import CheckpointError
+from mlxpool.shared.colibri import geometry
+from mlxpool.worker.colibri.attention import Attention
+
+Caches = list[CacheList]
+
+
+@dataclass
+class ModelArgs(glm_moe_dsa.ModelArgs):
+    """full_layers: by layer whether it has an indexer; none has where attention is dense."""
+
+    full_layers: tuple[bool, ...] = ()
+
+
+def arguments(config: dict[str, Any], has_indexer: bool) -> ModelArgs:
+    """The numbers of a config.json. Raises CheckpointError that names the key."""
+    numbers = geometry.read(config)
+    absent = [key for key, default in _DEFAULTS.items() if config.get(key, default) is None]
+    if absent:
+        raise CheckpointError(f"config.json: {absent[0]!r} is missing")
+    args: ModelArgs = ModelArgs.from_dict({**_DEFAULTS, **config})
+    if args.topk_method != "noaux_tc" or args.scoring_func != "sigmoid":
+        raise CheckpointError(
+            f"config.json: a router with 'topk_method' {args.topk_method!r} and 'scoring_func' "
+            f"{args.scoring_func!r}; glm_moe_dsa has 'noaux_tc' and 'sigmoid'"
+        )
+    if config.get("tie_word_embeddings"):
+        raise CheckpointError("config.json: 'tie_word_embeddings' is true; glm_moe_dsa has a head of its own")
+    args.full_layers = tuple(kind == "full" and has_indexer for kind in numbers.indexer_types)
+    return args
+
+
+class Gate(deepseek_v32.MoEGate):
+    """In float32, inputs too: small differences decide which expert is the eighth."""
+
+    def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        chosen: tuple[mx.array, mx.array] = deepseek_v32.group_expert_select(
+            x.astype(mx.float32) @ self.weight.astype(mx.float32).T,
+            self.e_score_correction_bias,
+            self.top_k,
+            self.n_group,
+            self.topk_group,
+            self.routed_scaling_factor,
+            self.norm_topk_prob,
+        )
+        return chosen
+
+
+class DecoderLayer(deepseek_v32.DeepseekV32DecoderLayer):
+    """full: whether it has an indexer. index: decides whether it has experts."""
+
+    def __init__(self, args: ModelArgs, index: int, full: bool) -> None:
+        super().__init__(args, index)
+        self.self_attn = Attention(args, full)
+        if isinstance(self.mlp, deepseek_v32.DeepseekV32MoE):
+            self.mlp.gate = Gate(args)
+
+    def __call__(  # type: ignore[override]
+        self, x: mx.array, cache: CacheList | None = None, chosen: mx.array | None = None
+    ) -> tuple[mx.array, mx.array | None]:
+        """x [B, L, D] as the next layer has it, and the positions that the next layers look at."""
+        added, chosen = self.self_attn(self.input_layernorm(x), cache, chosen)
+        x = x + added
+        return x + self.mlp(self.post_attention_layernorm(x)), chosen
+
+
+class Trunk(nn.Module):
+    """Embedding, layers, final norm."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
+        self.layers = [DecoderLayer(args, index, full) for index, full in enumerate(args.full_layers)]
+        self.norm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+
+    def __call__(self, tokens: mx.array, cache: Caches | None = None) -> mx.array:
+        """[B, L, D] behind the last layer, before the final norm."""
+        x = self.embed_tokens(tokens)
+        chosen: mx.array | None = None
+        for layer, held in zip(self.layers, cache or [None] * len(self.layers), strict=True):
+            x, chosen = layer(x, held, chosen)
+        return x
+
+
+class Model(deepseek_v32.Model):
+    """What mlx-lm calls a model. Of its class it keeps what renames and reshapes a checkpoint's tensors."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        # Not its own: that would build every layer a second time.
+        nn.Module.__init__(self)
+        self.args = args
+        self.model_type = args.model_type
+        self.model = Trunk(args)
+        self.lm_head = nn.Linear(args.hidden_size, args.vocab_size, bias=False)
+
+    def __call__(self, inputs: mx.array, cache: Caches | None = None) -> mx.array:
+        """Logits [B, L, V] of tokens [B, L]."""
+        return self.logits(self.hidden(inputs, cache))
+
+    def hidden(self, inputs: mx.array, cache: Caches | None = None) -> mx.array:
+        """[B, L, D] before the final norm."""
+        return self.model(inputs, cache)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Logits [B, L, V] of what `hidden` gave."""
+        return self.lm_head(self.model.norm(hidden))
+
+    @property
+    def layers(self) -> list[DecoderLayer]:
+        layers: list[DecoderLayer] = self.model.layers
+        return layers
+
+    def make_cache(self) -> Caches:
+        return [layer_cache(full) for full in self.args.full_layers]
+
+
+def layer_cache(full: bool) -> CacheList:
+    """An empty cache of one layer."""
+    return CacheList(KVCache(), KVCache()) if full else CacheList(KVCache())
+
+
+# What published configs leave out where it is as for every GLM of this architecture. None: must be there.
+_DEFAULTS: dict[str, Any] = {
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_layer_freq": 1,
+    "attention_bias": False,
+    "routed_scaling_factor": None,
+}
