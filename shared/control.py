@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from mlxpool.shared.colibri.launch import StreamLaunch
+from mlxpool.shared.colibri.stats import ColibriStats, ExpertSummary
 
 # Longest line either side accepts: a failure's reason and nothing else comes near it.
 MAX_LINE_BYTES = 64 * 1024
@@ -133,13 +134,14 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True
     progress: counter of engine steps, prefill chunks, cache restores: it moves whenever work is done.
     pending: rows the engine still owes work to, and what a drain or a flush has asked it. A worker with
     pending work whose progress stands still is stalled; one that only waits for a slow client (pending 0) is
-    not. cache: None for no prompt cache.
+    not. cache: None for no prompt cache. experts: None where none are streamed.
     """
 
     progress: int
     pending: int
     tokens: int = 0
     cache: CacheSummary | None = None
+    experts: ExpertSummary | None = None
 
 
 Status = Imported | Loading | Ready | Failed | Heartbeat
@@ -254,7 +256,8 @@ class KvStats(msgspec.Struct, frozen=True):
 
 
 class WorkerStats(msgspec.Struct, frozen=True):
-    """The body of a worker's `GET /stats`: counters since its start."""
+    """The body of a worker's `GET /stats`: counters since its start. colibri: None where no experts are
+    streamed."""
 
     model: str
     requests: int
@@ -281,6 +284,7 @@ class WorkerStats(msgspec.Struct, frozen=True):
     prompt_cache: PromptCacheStats = PromptCacheStats()
     ssd_cache: SsdCacheStats | None = None
     kv: KvStats = KvStats()
+    colibri: ColibriStats | None = None
 
 
 class DrainReport(msgspec.Struct, frozen=True):

@@ -12,13 +12,16 @@ from typing import Literal
 
 import msgspec
 
+from mlxpool.shared.colibri.stats import ExpertSummary
+
 Outcome = Literal["ok", "error", "cancelled"]
 
 FILE_NAME = "trace.jsonl"
 
 
-class TraceLine(msgspec.Struct, frozen=True):
-    """One line. time: unix seconds of its writing. phases_ms: since this process began with the request."""
+class TraceLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line. time: unix seconds of its writing. phases_ms: since this process began with the request.
+    experts: that were read for it, of a model that streams them."""
 
     time: float
     request: str
@@ -26,6 +29,7 @@ class TraceLine(msgspec.Struct, frozen=True):
     model: str
     outcome: Outcome
     phases_ms: dict[str, float]
+    experts: ExpertSummary | None = None
 
 
 class TraceFile:
@@ -42,9 +46,10 @@ class TraceFile:
         model: str,
         outcome: Outcome,
         phases_ms: dict[str, float],
+        experts: ExpertSummary | None = None,
     ) -> None:
         """Append a line; a full disk loses it, never the request."""
-        line = TraceLine(time.time(), request, process, model, outcome, phases_ms)
+        line = TraceLine(time.time(), request, process, model, outcome, phases_ms, experts)
         try:
             os.write(self._descriptor, msgspec.json.encode(line) + b"\n")
         except OSError:

@@ -250,9 +250,11 @@ async def _heartbeat(engine: Engine, status: StatusPipe) -> NoReturn:
 
 def _beat(engine: Engine, status: StatusPipe) -> None:
     from mlxpool.shared import control
+    from mlxpool.shared.colibri.stats import summarise
 
     counters, cache = engine.counters, engine.cache
     told = None if cache is None else control.summarise(cache.stats(), cache.ssd_stats())
+    experts = None if engine.streamed is None else summarise(engine.streamed.stats())
     # An engine that leaves a drain's calls unanswered is as hung as one that leaves its rows.
     pending = engine.pending + engine.asked
-    status.send(control.Heartbeat(engine.progress, pending, counters.tokens, told))
+    status.send(control.Heartbeat(engine.progress, pending, counters.tokens, told, experts))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlxpool.shared.colibri.stats import ExpertSummary
 from mlxpool.shared.trace import Outcome, TraceFile
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.request.plan import Plan
@@ -18,7 +19,7 @@ class RequestLog:
 
     def __init__(self, request_id: str, model: str, trace: TraceFile | None) -> None:
         self.outcome = "ok"
-        self.row: Row | None = None
+        self.rows: Sequence[Row] = ()
         self._id = request_id
         self._model = model
         self._trace = trace
@@ -49,7 +50,10 @@ class RequestLog:
         tokens = "" if self._tokens is None else f", {self._tokens} tokens"
         first = "" if self._first_s is None else f", first after {self._first_s:.3f} s"
         ended_s = time.perf_counter()
-        log_line(f"request {self._id}: {self.outcome}{tokens}{first}, {ended_s - self._began_s:.3f} s")
+        use = self._experts()
+        log_line(
+            f"request {self._id}: {self.outcome}{tokens}{first}, {ended_s - self._began_s:.3f} s{_told(use)}"
+        )
         if self._trace is None:
             return
         outcome: Outcome = "error"
@@ -57,13 +61,33 @@ class RequestLog:
             outcome = "ok" if self.outcome == "ok" else "cancelled"
         phases = {
             "prepare": self._prepared_s,
-            "queue": self.row.admitted_s if self.row is not None else 0.0,
-            "prefill": self.row.prefilled_s if self.row is not None else 0.0,
+            "queue": self.rows[0].admitted_s if self.rows else 0.0,
+            "prefill": self.rows[0].prefilled_s if self.rows else 0.0,
             "first_token": self._began_s + self._first_s if self._first_s is not None else 0.0,
             "last_write": ended_s,
         }
         reached = {name: round((at - self._began_s) * 1000, 3) for name, at in phases.items() if at}
-        self._trace.write(self._id, "worker", self._model, outcome, reached)
+        self._trace.write(self._id, "worker", self._model, outcome, reached, use)
+
+    def _experts(self) -> ExpertSummary | None:
+        """What its rows needed of experts that are streamed."""
+        turns = [row.turn for row in self.rows if row.turn is not None]
+        if not turns:
+            return None
+        return ExpertSummary(
+            hits=sum(turn.hits for turn in turns),
+            misses=sum(turn.misses for turn in turns),
+            read_bytes=sum(turn.read_bytes for turn in turns),
+            wait_s=round(sum(turn.wait_s for turn in turns), 3),
+        )
+
+
+def _told(use: ExpertSummary | None) -> str:
+    """For the line's end."""
+    if use is None:
+        return ""
+    needed = use.hits + use.misses
+    return f", {use.hits} of {needed} experts held, {use.read_bytes} bytes read, {use.wait_s:.3f} s waited"
 
 
 def open_trace(path: str | None) -> TraceFile | None:

@@ -28,10 +28,12 @@ from aiohttp import web
 
 from mlxpool.shared import control, errors
 from mlxpool.shared.chat import ChatTokenizer
+from mlxpool.shared.colibri.stats import ColibriStats
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.worker.adapters.mounted import Adapters
 from mlxpool.worker.adapters.routes import add_adapter_routes
 from mlxpool.worker.cache import durability
+from mlxpool.worker.colibri.routes import add_expert_routes
 from mlxpool.worker.engine.engine import Engine
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.engine.terms import Loaded
@@ -64,6 +66,9 @@ WARNING_CHARS = 1000
 
 # A drain without a time-out of its own: the pool's default drain_timeout.
 DRAIN_TIMEOUT_S = 120.0
+
+# What a drain waits for the engine to write what it learned of a model's experts: a small file.
+LEARNED_S = 2.0
 
 # Of a drain's time, what is kept for writing: the most that memory holds takes a few seconds.
 WRITING_S, WRITING_SHARE = 20.0, 0.25
@@ -116,6 +121,7 @@ class Server:
         app.router.add_post("/control/flush", self._flush)
         app.router.add_post("/control/cache", self._share)
         add_adapter_routes(app, self._adapters)
+        add_expert_routes(app, self._launch.model, self._loaded.stream)
         app.router.add_post("/control/lease", partial(lease, self._engine.hold))
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await self._runner.setup()
@@ -163,7 +169,21 @@ class Server:
                 prompt_cache=control.PromptCacheStats() if cache is None else cache.stats(),
                 ssd_cache=None if cache is None else cache.ssd_stats(),
                 kv=control.KvStats(self._loaded.dtype, self._loaded.cache_classes),
+                colibri=self._streamed_stats(),
             )
+        )
+
+    def _streamed_stats(self) -> ColibriStats | None:
+        streamed, launch = self._engine.streamed, self._launch
+        if streamed is None:
+            return None
+        cached_bytes = launch.cache.ram_bytes if launch.cache is not None else 0
+        return msgspec.structs.replace(
+            streamed.stats(),
+            chunk=self._engine.width.tokens,
+            context=launch.context,
+            planned_bytes=launch.memory_limit_bytes,
+            limit_bytes=launch.memory_limit_bytes + cached_bytes,
         )
 
     async def _drain(self, request: web.Request) -> web.Response:
@@ -174,6 +194,11 @@ class Server:
         # Answers that would take all of it leave something to write what is there.
         answers_s = timeout_s - min(WRITING_S, timeout_s * WRITING_SHARE)
         await idle_or_resting(self._idle, self._engine.hold, answers_s)
+        if (stream := self._loaded.stream) is not None:
+            # An engine that is in the middle of a long pass has learned little that is worth waiting for.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEARNED_S):
+                    await self._engine.call(stream.save)
         rest_s = timeout_s - (time.perf_counter() - began_s)
         report = await durability.flush(self._engine, max(0.0, rest_s))
         elapsed_ms = (time.perf_counter() - began_s) * 1000
@@ -248,7 +273,7 @@ class Server:
         constraints = await prepared.held.constraints(len(rows))
         for row, constraint in zip(rows, constraints, strict=True):
             row.constraint = within_budget(row.plan.thinking, row.text, constraint)
-        log.row = rows[0]
+        log.rows = rows
         self._engine.submit_all(rows)
         own_headers = _own_headers(prepared)
         try:

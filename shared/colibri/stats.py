@@ -70,8 +70,8 @@ class PressureStats(msgspec.Struct, frozen=True):
 
 class ColibriStats(msgspec.Struct, frozen=True):
     """io, write: the modes in use; io_reason: why not the one that was asked for. dsa: sparse attention
-    chooses what is attended to. drafts: tokens drafted ahead, 0 for none. resident_bytes: of all that stays in
-    memory beside the slabs. slab_bytes: of all slabs. planned_bytes: what the plan counts for the model.
+    chooses what is attended to. drafts: tokens drafted ahead, 0 for none. resident_bytes: of all that stays
+    in memory beside the slabs. slab_bytes: of all slabs. planned_bytes: what the plan counts for the model.
     limit_bytes: what MLX may allocate. chunk: tokens of the widest prefill pass."""
 
     form: str = ""
@@ -96,16 +96,36 @@ class ColibriStats(msgspec.Struct, frozen=True):
 
 
 class LayerHeat(msgspec.Struct, frozen=True):
-    """One layer of experts. counts: how often each was routed to, decayed. resident: whether a slot holds it
-    now; pinned: and keeps it."""
+    """One layer of experts. counts: how often each was routed to, old choices counting less. resident: those
+    that a slot holds now, in order. pinned: those of them that stay there."""
 
     layer: int
     counts: list[float]
-    resident: list[bool]
-    pinned: list[bool]
+    resident: list[int]
+    pinned: list[int] = []
 
 
 class HeatMap(msgspec.Struct, frozen=True):
     """The body of a worker's `GET /experts`: the layers in order, the draft layer's last."""
 
     layers: list[LayerHeat]
+
+
+class ExpertSummary(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a worker has read of experts since its start, in its heartbeats: see ResidencyStats."""
+
+    hits: int = 0
+    misses: int = 0
+    read_bytes: int = 0
+    wait_s: float = 0.0
+
+
+def summarise(stats: ColibriStats) -> ExpertSummary:
+    """Of all layers, the draft layer's included."""
+    sets = [stats.main, *([] if stats.mtp is None else [stats.mtp])]
+    return ExpertSummary(
+        hits=sum(one.hits for one in sets),
+        misses=sum(one.misses for one in sets),
+        read_bytes=sum(one.read_bytes for one in sets),
+        wait_s=sum(one.wait_s for one in sets),
+    )

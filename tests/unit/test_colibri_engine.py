@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mlxpool.shared.colibri.stats import ColibriStats, HeatMap, ResidencyStats
+from mlxpool.shared.colibri.stats import ColibriStats, ExpertSummary, HeatMap, ResidencyStats
 from mlxpool.shared.control import CacheLaunch
 from mlxpool.worker.colibri.faults import Interrupted, ReadFault
 from mlxpool.worker.engine.chunks import ChunkWidth
@@ -340,7 +340,7 @@ def test_slots_give_way_to_memory_and_come_back(stream: Scripted, monkeypatch: p
 
 def test_the_rate_of_a_turn_leaves_its_prefill_out() -> None:
     row = Row(plan(range(4)), AnswerText(ByteDetokeniser(token_bytes)), Client().put)
-    assert turn(row, ColibriStats(), ColibriStats(), 5.0).tokens_per_s == 0.0
+    assert turn(row, ExpertSummary(), ExpertSummary(), 5.0).tokens_per_s == 0.0
     row.admitted_s, row.prefilled_s, row.first_s, row.emitted = 1.0, 3.0, 4.0, 11
-    told = turn(row, ColibriStats(), ColibriStats(), 9.0)
+    told = turn(row, ExpertSummary(), ExpertSummary(), 9.0)
     assert (told.prefill_s, told.ttft_s, told.tokens_per_s) == (2.0, 3.0, 2.0)

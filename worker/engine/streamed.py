@@ -13,7 +13,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import psutil
 
-from mlxpool.shared.colibri.stats import ColibriStats, PressureStats, TurnStats
+from mlxpool.shared.colibri.stats import (
+    ColibriStats,
+    ExpertSummary,
+    PressureStats,
+    TurnStats,
+    summarise,
+)
 from mlxpool.worker.colibri.pressure import LOOK_S, Pressure, floor_bytes
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.engine.terms import Stream
@@ -42,7 +48,7 @@ class Streamed:
         self._pressure = Pressure(stream.slots, stream.slot_bytes, floor)
         self._looked_s = clock()
         self._rows: Sequence[Row] = ()
-        self._begun: dict[Row, ColibriStats] = {}
+        self._begun: dict[Row, ExpertSummary] = {}
         self._turn_over = False
         self.last_turn: TurnStats | None = None
         self.pressure = PressureStats()
@@ -63,14 +69,16 @@ class Streamed:
 
     def admitted(self, row: Row) -> None:
         """What is read from now on may be for it."""
-        self._begun.setdefault(row, self._stream.stats())
+        if row not in self._begun:
+            self._begun[row] = summarise(self._stream.stats())
 
     def ended(self, row: Row) -> None:
         """A row is over, however it came to that."""
         begun = self._begun.pop(row, None)
         self._turn_over = True
         if begun is not None:
-            row.turn = self.last_turn = turn(row, begun, self._stream.stats(), time.perf_counter())
+            now = summarise(self._stream.stats())
+            row.turn = self.last_turn = turn(row, begun, now, time.perf_counter())
 
     def stats(self) -> ColibriStats:
         """What the stream has counted, the last request and slots that were given back."""
@@ -96,11 +104,9 @@ class Streamed:
         self.pressure = PressureStats(told.given_back + given, told.taken_again + taken)
 
 
-def turn(row: Row, begun: ColibriStats, now: ColibriStats, now_s: float) -> TurnStats:
+def turn(row: Row, begun: ExpertSummary, now: ExpertSummary, now_s: float) -> TurnStats:
     """A request that ends now (perf_counter), by what the stream had counted when it was let in."""
-    hits, misses, read_bytes, wait_s = (
-        after - before for before, after in zip(_counted(begun), _counted(now), strict=True)
-    )
+    hits, misses = now.hits - begun.hits, now.misses - begun.misses
     decode_s = now_s - row.first_s
     return TurnStats(
         prompt_tokens=len(row.plan.ids),
@@ -110,19 +116,9 @@ def turn(row: Row, begun: ColibriStats, now: ColibriStats, now_s: float) -> Turn
         prefill_s=row.prefilled_s - row.admitted_s if row.prefilled_s else 0.0,
         # The first token is the prefill's.
         tokens_per_s=(row.emitted - 1) / decode_s if row.first_s and decode_s > 0 else 0.0,
-        hits=int(hits),
-        misses=int(misses),
+        hits=hits,
+        misses=misses,
         hit_rate=hits / (hits + misses) if hits + misses else 0.0,
-        read_bytes=int(read_bytes),
-        wait_s=wait_s,
-    )
-
-
-def _counted(stats: ColibriStats) -> tuple[float, float, float, float]:
-    sets = [stats.main, *([] if stats.mtp is None else [stats.mtp])]
-    return (
-        sum(one.hits for one in sets),
-        sum(one.misses for one in sets),
-        sum(one.read_bytes for one in sets),
-        sum(one.wait_s for one in sets),
+        read_bytes=now.read_bytes - begun.read_bytes,
+        wait_s=now.wait_s - begun.wait_s,
     )
