@@ -157,7 +157,8 @@ def stamp(folder: Path) -> str:
         with os.scandir(folder) as entries:
             files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
     except OSError as problem:
-        raise CheckpointError(f"{folder.name}: can't be listed: {problem.strerror}") from None
+        name = Path(problem.filename or folder).name
+        raise CheckpointError(f"{name}: can't be listed: {problem.strerror}") from None
     for name, status in files:
         digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
