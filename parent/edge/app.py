@@ -103,6 +103,7 @@ def make_app(parts: Parts) -> web.Application:
             web.post("/api/models/{id:.+}/pin", pools.pin),
             web.post("/api/models/{id:.+}/unpin", pools.unpin),
             web.get("/api/models/{id:.+}/stats", model.stats),
+            web.get("/api/models/{id:.+}/experts", model.experts),
             web.get("/api/models/{id:.+}/logs", model.logs),
             web.get("/api/events", events.events),
             web.get("/metrics", Metrics(pool, observed, parts.history).metrics),

@@ -17,6 +17,7 @@ from aiohttp import web
 from mlxpool.parent.history.store import HistoryStore
 from mlxpool.parent.pool.service import PoolService
 from mlxpool.parent.pool.views import PoolView, WorkerView
+from mlxpool.shared.colibri.stats import ExpertSummary
 from mlxpool.shared.control import CacheSummary
 from mlxpool.shared.trace import Outcome
 
@@ -47,6 +48,13 @@ _CACHE_COUNTERS: tuple[tuple[str, str, Callable[[CacheSummary], float]], ...] = 
     ("ssd_cache_restore_seconds", "Time that this took.", lambda c: c.restore_ms / 1000),
     ("ssd_cache_dropped", "Records given up because too many waited.", lambda c: c.dropped),
     ("ssd_cache_failed", "Writes that failed.", lambda c: c.failed),
+)
+# Of models whose experts are streamed, as above.
+_EXPERT_COUNTERS: tuple[tuple[str, str, Callable[[ExpertSummary], float]], ...] = (
+    ("expert_hits", "Experts that a pass needed and found in memory.", lambda e: e.hits),
+    ("expert_misses", "Experts that a pass needed and had to wait for.", lambda e: e.misses),
+    ("expert_read_bytes", "Read of experts, ahead of need too.", lambda e: e.read_bytes),
+    ("expert_wait_seconds", "Time that passes waited for experts.", lambda e: e.wait_s),
 )
 
 
@@ -145,6 +153,7 @@ class Metrics:
         yield crashes
 
         yield from self._cache(view)
+        yield from self._experts()
         yield from self._stored()
 
         requests = CounterMetricFamily(
@@ -181,6 +190,17 @@ class Metrics:
         drains.add_metric(["true"], view.cache.drains - view.cache.losses)
         drains.add_metric(["false"], view.cache.losses)
         yield drains
+
+    def _experts(self) -> Iterator[Metric]:
+        """Streamed experts, as the heartbeats told them."""
+        from prometheus_client.core import CounterMetricFamily
+
+        models = self._pool.effects.experts.by_model()
+        for name, text, read in _EXPERT_COUNTERS:
+            metric = CounterMetricFamily(f"mlxpool_{name}", text, labels=["model"])
+            for model, summary in models.items():
+                metric.add_metric([model], read(summary))
+            yield metric
 
     def _stored(self) -> Iterator[Metric]:
         """Responses that are kept."""

@@ -170,6 +170,10 @@ OPERATIONS: tuple[Operation, ...] = (
         {200: Answer("the counters", "Anything")}, (404, 502),
     ),
     Operation(
+        "get", "/api/models/{id}/experts", "Which streamed experts a model is asked for, and which are held.",
+        {200: Answer("the layers", "ExpertsView")}, (404, 502),
+    ),
+    Operation(
         "get", "/api/models/{id}/logs", "The last lines that a model's workers wrote.",
         {200: Answer("the lines", "LogLines")}, (404,),
         query=(Query("n", "how many", {"type": "integer", "minimum": 1, "maximum": MAX_LOG_LINES}),),

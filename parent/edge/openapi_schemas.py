@@ -27,6 +27,7 @@ from .count_tokens import TokenCount
 from .events import LogLines
 from .jobs_routes import JobBody, KindView
 from .library_routes import LibraryView, Removed
+from .model_routes import ExpertsView
 from .models import ModelPage, ModelView
 from .openapi_routes import EVENTS, JSON, OPERATIONS, Answer, Operation
 from .pool_routes import ModelState, UnloadBody
@@ -38,9 +39,9 @@ SECURITY_SCHEMES = {
 
 _REFS = "#/components/schemas/{name}"
 _ANSWERS = (
-    AvailablePage, CacheView, Difference, DrainReport, Figures, Job, JobBody, KindView, LibraryView,
-    LogLines, ModelPage, ModelState, ModelView, MountBody, MountedPage, MountedView, PoolView, Removed,
-    TokenCount, UnloadBody, Unmounted,
+    AvailablePage, CacheView, Difference, DrainReport, ExpertsView, Figures, Job, JobBody, KindView,
+    LibraryView, LogLines, ModelPage, ModelState, ModelView, MountBody, MountedPage, MountedView, PoolView,
+    Removed, TokenCount, UnloadBody, Unmounted,
 )  # fmt: skip
 # What any request can come to: a body or a header that can't be read, a key, a page's or a foreign host's
 # request, a body over the limit, a fault of ours.

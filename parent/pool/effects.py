@@ -23,6 +23,7 @@ from mlxpool.shared.control import Failed, Heartbeat, Imported, Launch, Loading,
 from mlxpool.shared.errors import ApiError
 
 from . import native_lease
+from .expert_tally import ExpertTally
 from .leases import Lease
 from .process import WorkerProcess
 from .prompt_caches import PromptCaches
@@ -166,6 +167,7 @@ class PoolEffects:
         self._logs: dict[str, RotatingLog] = {}
         self.workers: dict[int, Worker] = {}
         self.caches = PromptCaches(cache_bytes, self._upstream, self._background)
+        self.experts = ExpertTally()
         self.grants: dict[int, Grant] = {}
         self._lent: dict[int, asyncio.Future[None]] = {}
         self.recent: collections.deque[PoolEvent] = collections.deque(maxlen=RECENT_EVENTS)
@@ -339,6 +341,8 @@ class PoolEffects:
             _measure(known, message.tokens, self.now())
             if message.cache is not None:
                 self.caches.heard(worker, known.spec.name, message.cache)
+            if message.experts is not None:
+                self.experts.heard(worker, known.spec.name, message.experts)
             self.scheduler.on_heartbeat(worker, message.progress, message.pending)
         elif isinstance(message, Imported):
             self.scheduler.on_imported(worker)
@@ -367,6 +371,7 @@ class PoolEffects:
         for task in known.tasks:
             task.cancel()
         known.upstream.close()
+        self.experts.ended(worker)
         lost = self.caches.gone(worker)
         if lost is not None:
             self.log("loss", known.spec.name, lost)

@@ -17,6 +17,7 @@ import msgspec
 from mlxpool.parent.library import Description, Library, LibraryModel
 from mlxpool.parent.prompt_disk import PromptDisk
 from mlxpool.shared.backend import Backend
+from mlxpool.shared.colibri.stats import HeatMap
 from mlxpool.shared.config import Settings
 from mlxpool.shared.control import Launch, WorkerStats
 from mlxpool.shared.errors import ApiError
@@ -301,6 +302,16 @@ class PoolService:
             return None
         async with asyncio.timeout(STATS_TIMEOUT_S), await upstream.request("GET", "/stats") as answer:
             return msgspec.json.decode(await answer.read(), type=WorkerStats)
+
+    async def heat_map(self, name: str) -> HeatMap | None:
+        """Which experts the model is asked for; None where it streams none, or where no worker serves it.
+        Raises UpstreamError."""
+        upstream = self.upstream(name)
+        if upstream is None:
+            return None
+        async with asyncio.timeout(STATS_TIMEOUT_S), await upstream.request("GET", "/experts") as answer:
+            body = await answer.read()
+            return None if answer.status == 404 else msgspec.json.decode(body, type=HeatMap)
 
     def upstream(self, name: str) -> Upstream | None:
         """The way to the model's worker, for questions that take no ticket; None where none serves."""
