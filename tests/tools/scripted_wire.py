@@ -2,7 +2,7 @@
 
 What is said is the script's `events`, or its text when it has none; how a body is read and how an answer is
 written is what a real worker does, so that a client's test over it can be exact. Imported when the first such
-request comes: the grammar and template libraries behind the readers take longer than a scripted start.
+request comes: what is behind the readers takes longer than a scripted start.
 """
 
 from __future__ import annotations

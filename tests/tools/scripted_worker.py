@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import os
 import resource
@@ -23,6 +24,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 import msgspec
@@ -260,6 +262,17 @@ def watch_tether(fd: int, worker: ScriptedWorker, loop: asyncio.AbstractEventLoo
     worker.exit(0, why="tether")
 
 
+def bare_mlx_lm() -> None:
+    """mlx_lm's modules without what its package imports: the product's readers name a module, the package
+    takes two seconds for transformers and torch."""
+    found = importlib.util.find_spec("mlx_lm")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    package = ModuleType("mlx_lm")
+    package.__path__ = list(found.submodule_search_locations)
+    sys.modules["mlx_lm"] = package
+
+
 async def amain() -> None:
     """Reads the command line and lives."""
     parser = argparse.ArgumentParser(description="A worker without a model, for tests.")
@@ -275,4 +288,5 @@ async def amain() -> None:
 
 
 if __name__ == "__main__":
+    bare_mlx_lm()
     asyncio.run(amain())
