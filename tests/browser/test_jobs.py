@@ -261,10 +261,10 @@ async def test_a_long_log_shows_its_last_lines_and_is_followed_until_one_scrolls
     await expect(page.get_by_text("1,000 lines copied")).to_be_visible()
     assert (await page.evaluate("navigator.clipboard.readText()")).split("\n") == await said(page)
     await follow.click()
-    await until(lambda: log.evaluate(at_end), 30)
+    await until(lambda: log.evaluate(at_end), 60)
     gate.touch()
     await expect(page.get_by_text("The last 1,000 of 3,000 lines")).to_be_visible()
-    await until(lambda: log.evaluate(at_end), 30)
+    await until(lambda: log.evaluate(at_end), 60)
     assert (await said(page))[-1] == "said 3000"
 
 

@@ -18,7 +18,7 @@ from tests.tools.scripted_script import (
     read_events,
     write_script,
 )
-from tests.tools.served import alive, chat_body, gone, serve, until
+from tests.tools.served import Served, alive, chat_body, gone, serve, until
 
 # One scripted model of this size plans a little more; two of them pass this budget.
 WEIGHTS = 400_000_000
@@ -194,6 +194,11 @@ async def test_a_stopped_worker_is_killed_after_the_stall_time_and_the_next_requ
         assert (await other).text == expected_text("b", "q", tokens=300)
 
 
+async def loaded(served: Served, model: str) -> None:
+    assert (await served.request("POST", f"/api/models/{model}/load")).status == 202
+    await served.until_state(model, "ready")
+
+
 async def test_a_hung_engine_is_found_although_its_process_lives(tmp_path: Path):
     make_scripted_model(tmp_path / "m", "a", hang_at="decode", faulty_runs=1, tokens_per_s=50.0)
     async with serve(
@@ -209,6 +214,7 @@ async def test_a_hung_worker_is_ended_although_its_client_has_left(tmp_path: Pat
     make_scripted_model(tmp_path / "m", "a", hang_at="decode", faulty_runs=1, tokens_per_s=50.0)
     settings = {"pool.stall_timeout": "2s"}
     async with serve(tmp_path, models=tmp_path / "m", scripted=True, settings=settings) as served:
+        await loaded(served, "a")
         with pytest.raises(TimeoutError):
             # Long enough for a heartbeat of the worker that hangs.
             await asyncio.wait_for(served.stream("a"), 1.5)
@@ -221,6 +227,7 @@ async def test_a_hung_worker_that_is_unloaded_is_not_waited_for_as_long_as_a_dra
     make_scripted_model(tmp_path / "m", "a", hang_at="decode", faulty_runs=1, tokens_per_s=50.0)
     settings = {"pool.stall_timeout": "2s", "pool.drain_timeout": "60s"}
     async with serve(tmp_path, models=tmp_path / "m", scripted=True, settings=settings) as served:
+        await loaded(served, "a")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(served.stream("a"), 1.2)
         pid = (await served.worker("a"))["pid"]
@@ -263,7 +270,7 @@ async def test_a_drain_that_never_ends_is_cut_at_its_time_out(tmp_path: Path):
 
 
 async def test_a_client_that_leaves_the_queue_loads_nothing_and_evicts_nobody(tmp_path: Path):
-    make_scripted_model(tmp_path / "m", "a", weights_bytes=WEIGHTS, tokens=100, tokens_per_s=100.0)
+    make_scripted_model(tmp_path / "m", "a", weights_bytes=WEIGHTS, tokens=250, tokens_per_s=100.0)
     make_scripted_model(tmp_path / "m", "b", weights_bytes=WEIGHTS)
     async with serve(tmp_path, models=tmp_path / "m", scripted=True, budget=BUDGET_FOR_ONE) as served:
         busy = asyncio.create_task(served.stream("a"))
@@ -342,7 +349,7 @@ async def idle(served, model: str) -> bool:
 
 
 async def test_over_the_queue_limit_clients_get_429_before_any_stream_begins(tmp_path: Path):
-    make_scripted_model(tmp_path / "m", "a", tokens=200, tokens_per_s=100.0)
+    make_scripted_model(tmp_path / "m", "a", tokens=6000, tokens_per_s=100.0)
     config = '[pool]\nqueue_limit = 2\n[models."a"]\nbatch = 1\n'
     async with serve(tmp_path, models=tmp_path / "m", scripted=True, config=config) as served:
         running = asyncio.create_task(served.stream("a"))
@@ -377,6 +384,7 @@ async def test_a_request_that_waits_too_long_is_told_what_for(tmp_path: Path):
 
 async def test_unload_lets_the_stream_end_and_forced_unload_ends_it_with_an_error(tmp_path: Path):
     make_scripted_model(tmp_path / "m", "a", tokens=40, tokens_per_s=50.0)
+    make_scripted_model(tmp_path / "m", "endless", tokens=6000, tokens_per_s=50.0)
     async with serve(tmp_path, models=tmp_path / "m", scripted=True) as served:
         stream = asyncio.create_task(served.stream("a", "q"))
         await served.until_state("a", "ready")
@@ -386,11 +394,11 @@ async def test_unload_lets_the_stream_end_and_forced_unload_ends_it_with_an_erro
         assert (await stream).text == expected_text("a", "q", tokens=40)
         await served.until_state("a", "absent")
 
-        stream = asyncio.create_task(served.stream("a", "q"))
-        await served.until_state("a", "ready")
+        stream = asyncio.create_task(served.stream("endless", "q"))
+        await served.until_state("endless", "ready")
         await asyncio.sleep(0.1)
         begun = time.monotonic()
-        await served.request("POST", "/api/models/a/unload", {"force": True})
+        await served.request("POST", "/api/models/endless/unload", {"force": True})
         ended = await stream
         assert time.monotonic() - begun < 2
         assert ended.error is not None

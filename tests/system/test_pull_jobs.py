@@ -58,7 +58,7 @@ async def submit(served: Served, name: str) -> dict[str, Any]:
 
 
 async def until_ended(served: Served, job_id: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         row: dict[str, Any] = (await served.request("GET", f"/api/jobs/{job_id}")).body
         if row["status"] not in ("queued", "running"):
@@ -68,7 +68,7 @@ async def until_ended(served: Served, job_id: str) -> dict[str, Any]:
 
 
 async def until_message(served: Served, job_id: str, message: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         row: dict[str, Any] = (await served.request("GET", f"/api/jobs/{job_id}")).body
         if row["message"] == message:
@@ -78,7 +78,7 @@ async def until_message(served: Served, job_id: str, message: str) -> dict[str, 
 
 
 async def until_held(hub: FakeHub) -> None:
-    assert await asyncio.to_thread(hub.holding.wait, 20)
+    assert await asyncio.to_thread(hub.holding.wait, 60)
 
 
 async def names(served: Served) -> list[str]:

@@ -232,7 +232,7 @@ async def test_within_a_second_of_its_client_leaving_a_worker_stands_still(
         pid = (await worker_of(served, "smollm2-135m"))["pid"]
         leaver = asyncio.create_task(served.chat("smollm2-135m", prompt, stream=stream, max_tokens=2000))
         before = cpu_s(pid)
-        await until(lambda: cpu_s(pid) > before + 1.0, 20.0)
+        await until(lambda: cpu_s(pid) > before + 1.0)
         leaver.cancel()
         await asyncio.sleep(1.0)
         assert (await worker_of(served, "smollm2-135m"))["active"] == 0

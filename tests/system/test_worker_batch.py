@@ -77,7 +77,7 @@ def leave(worker: WorkerProcess, after: Callable[[], bool], **fields: Any) -> No
     """Send a request and close the connection once `after` holds."""
     connection = worker.connection()
     connection.request("POST", "/v1/chat/completions", json.dumps(chat_body(**fields)).encode())
-    assert eventually(after, 10)
+    assert eventually(after, 60)
     connection.close()
 
 

@@ -79,13 +79,12 @@ def test_the_socket_is_the_users_alone_and_ready_means_it_answers(tiny: TinyMode
 def test_heartbeats_show_progress_and_nothing_pending_when_idle(tiny: TinyModels) -> None:
     with WorkerProcess(tiny("llama")).ready() as worker:
         worker.chat("hello", max_tokens=20, temperature=0)
-        deadline = time.monotonic() + 5 * control.HEARTBEAT_INTERVAL_S
-        while time.monotonic() < deadline:
-            beats = [status for status in worker.statuses if isinstance(status, control.Heartbeat)]
-            if beats and beats[-1].progress > 0:
-                break
+        beats: list[control.Heartbeat] = []
+        deadline = time.monotonic() + 60
+        while not (beats and beats[-1].progress > 0):
+            assert time.monotonic() < deadline, beats
             time.sleep(0.05)
-        assert beats[-1].progress > 0
+            beats = [status for status in worker.statuses if isinstance(status, control.Heartbeat)]
         assert beats[-1].pending == 0
         assert beats[-1].tokens == worker.stats()["tokens"]
 
@@ -100,7 +99,7 @@ def test_the_last_heartbeat_tells_all_that_was_done(tiny: TinyModels) -> None:
             beats = [status for status in worker.statuses if isinstance(status, control.Heartbeat)]
             return beats[-1].tokens
 
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while told() != answer["usage"]["completion_tokens"]:
             assert time.monotonic() < deadline, f"it tells {told()} tokens"
             time.sleep(0.01)

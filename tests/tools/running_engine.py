@@ -107,17 +107,18 @@ class Running:
         model: Any = None,
         draft: Callable[[Any], Draft] | None = None,
         stream: Stream | None = None,
+        loaded: Callable[[], Loaded] | None = None,
     ) -> None:
         """model: in place of the folder's; weights of one thread are another's too. draft: of the model.
 
-        stream: as if the model had streamed experts."""
+        stream: as if the model had streamed experts. loaded: in place of what the folder's loading gives."""
         self.model: Any = None
 
         def load_faulty() -> Loaded:
-            loaded = load(folder, lambda _done, _total: None)
-            self.model = Faulty(loaded.model if model is None else model)
-            made = None if draft is None else draft(self.model)
-            return msgspec.structs.replace(loaded, model=self.model, draft=made, stream=stream)
+            given = load(folder, lambda _done, _total: None) if loaded is None else loaded()
+            self.model = Faulty(given.model if model is None else model)
+            made = given.draft if draft is None else draft(self.model)
+            return msgspec.structs.replace(given, model=self.model, draft=made, stream=stream or given.stream)
 
         launch = Launch("m", str(folder), "", 4096, batch, 1 << 30, 1 << 30, cache=cache)
         self.engine = Engine(
@@ -178,7 +179,7 @@ def token_bytes(token: int) -> bytes:
 
 async def until(check: Callable[[], bool]) -> None:
     """Let the loop turn until the engine's thread has come so far."""
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while not check():
         assert time.monotonic() < deadline_s
         await asyncio.sleep(0)

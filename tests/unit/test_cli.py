@@ -273,7 +273,7 @@ def output_to(
         env={**os.environ, "MLXPOOL_HOME": str(home), **environment},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 

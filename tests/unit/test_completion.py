@@ -29,7 +29,7 @@ def completed(home: Path, *words: str) -> list[str]:
         "COMP_CWORD": str(len(words)),
     }
     ended = subprocess.run(
-        MLXPOOL, env={**environment(home), **asked}, capture_output=True, text=True, check=False, timeout=30
+        MLXPOOL, env={**environment(home), **asked}, capture_output=True, text=True, check=False, timeout=60
     )
     assert ended.stderr == ""
     return [line.partition(",")[2] for line in ended.stdout.splitlines() if line]
@@ -112,6 +112,6 @@ def test_bash_itself_completes_a_model(home: Path, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=60,
     )
     assert ended.stdout == "small smaller smart\n"

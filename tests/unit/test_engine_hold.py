@@ -31,7 +31,7 @@ async def test_a_hold_is_taken_once_nothing_runs_and_a_second_one_at_once():
     await asyncio.sleep(0)
     assert (engine.hold.term, engine.nudges, first.done()) == (1, 1, False)
     await engine.rests(1)
-    await asyncio.wait_for(first, 30)
+    await asyncio.wait_for(first, 60)
     await asyncio.wait_for(engine.hold.take(), 30)
     assert engine.nudges == 1
 
@@ -61,7 +61,7 @@ async def test_what_is_said_of_an_earlier_term_grants_nothing():
     await engine.rests(1)  # it saw the first one, and rows run again since
     assert (engine.hold.term, again.done()) == (2, False)
     await engine.rests(2)
-    await asyncio.wait_for(again, 30)
+    await asyncio.wait_for(again, 60)
     engine.hold.give_back()
     await engine.rests(2)
     assert not engine.hold.resting.is_set()

@@ -167,7 +167,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 async def test_the_same_job_is_one_while_it_is_under_way(world: World) -> None:
-    looked = threading.Barrier(2, timeout=20)
+    looked = threading.Barrier(2, timeout=60)
     world.script.looking = looked.wait
     # Both look at the files at the same time.
     first, second = await asyncio.gather(world.submit(DONE), world.submit(DONE))

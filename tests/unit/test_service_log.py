@@ -23,7 +23,7 @@ def run(path: Path | str, max_bytes: int, code: str) -> subprocess.CompletedProc
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=60,
     )
 
 

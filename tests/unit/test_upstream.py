@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxpool.parent.pool.upstream import HIGH_WATER_BYTES, Upstream, UpstreamError, _Connection
+from tests.tools.served import until
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Name: v\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=1\r\n world\r\n0\r\n\r\n"
@@ -150,9 +151,9 @@ async def test_a_worker_that_outruns_its_client_is_made_to_wait(tmp_path: Path):
     size = 16 * HIGH_WATER_BYTES
     big = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
     async with peer(tmp_path, big) as (_, upstream), await upstream.request("GET", "/") as reply:
-        await asyncio.sleep(0.1)
         held = next(iter(upstream._all))
-        assert held._paused
+        await until(lambda: held._paused)
+        await asyncio.sleep(0.01)
         assert held._size < 4 * HIGH_WATER_BYTES
         assert len(await reply.read()) == size
 

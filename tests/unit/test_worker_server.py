@@ -23,15 +23,16 @@ from mlxpool.worker.wire.chat import ChatAnswer
 from mlxpool.worker.wire.endpoints import ENDPOINTS
 from mlxpool.worker.wire.messages import PING, MessageAnswer
 from mlxpool.worker.wire.writer import Identity, Writer
+from tests.tools.served import until
 
 
 async def chunks_of(
     tmp_path: Path,
     mailbox: Mailbox,
-    said: asyncio.Event,
+    written: list[bytes],
     make: Callable[[Identity], Writer] = ChatAnswer,
-) -> list[bytes]:
-    """What one streamed answer puts on a real UNIX socket; `said` is set at its first chunk."""
+) -> None:
+    """Read one streamed answer from a real UNIX socket to its end: its chunks are added to `written`."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         answer = make(Identity("chatcmpl-1", 1, "m"))
@@ -43,7 +44,6 @@ async def chunks_of(
     await runner.setup()
     path = str(tmp_path / "s")
     await web.SockSite(runner, server._private_socket(path)).start()
-    written: list[bytes] = []
     try:
         connector = aiohttp.UnixConnector(path)
         async with (
@@ -52,26 +52,22 @@ async def chunks_of(
         ):
             async for data, _ in response.content.iter_chunks():
                 written.append(data)
-                said.set()
     finally:
         await runner.cleanup()
-    return written
 
 
 async def test_silence_is_filled_with_keep_alives_after_the_role_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.02)
-    mailbox, said = Mailbox(), asyncio.Event()
+    mailbox = Mailbox()
+    written: list[bytes] = []
 
     async def answer_late() -> None:
-        await said.wait()
-        await asyncio.sleep(0.15)
+        await until(lambda: b"".join(written).count(b"\n\n") >= 4)
         mailbox.slot(0)([Text("Hi"), Usage(1, 1), Finish("stop")])
 
-    late = asyncio.ensure_future(answer_late())
-    written = await chunks_of(tmp_path, mailbox, said=said)
-    await late
+    await asyncio.gather(answer_late(), chunks_of(tmp_path, mailbox, written))
     bodies = [json.loads(event[6:]) for event in b"".join(written).split(b"\n\n")[:-2]]
     deltas = [body["choices"][0]["delta"] for body in bodies]
     assert deltas[0] == {"role": "assistant", "content": ""}
@@ -83,30 +79,34 @@ async def test_silence_is_filled_with_keep_alives_after_the_role_chunk(
 async def test_a_row_that_says_what_its_client_does_not_see_is_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.05)
-    mailbox, said = Mailbox(), asyncio.Event()
+    keep_alive_s = 0.05
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", keep_alive_s)
+    mailbox = Mailbox()
+    written: list[bytes] = []
     put = mailbox.slot(0)
     put([Prefilled(1, 0), Reasoning("hm")])
 
     async def think() -> None:
-        await said.wait()
-        for _ in range(30):
-            await asyncio.sleep(0.01)
-            put([Reasoning("hm")])
+        async with asyncio.timeout(60):
+            while b"".join(written).count(PING) < 5:
+                await asyncio.sleep(0.01)
+                put([Reasoning("hm")])
         put([Text("Hi"), Usage(1, 1), Finish("stop")])
 
-    thinking = asyncio.ensure_future(think())
-    written = await chunks_of(tmp_path, mailbox, said, lambda one: MessageAnswer(one, Shown(thinking=False)))
-    await thinking
-    pings = b"".join(written).count(PING)
+    def make(identity: Identity) -> Writer:
+        return MessageAnswer(identity, Shown(thinking=False))
+
+    began_s = time.monotonic()
+    await asyncio.gather(think(), chunks_of(tmp_path, mailbox, written, make))
     # Once in a while, not for each that is not shown.
-    assert 3 <= pings <= 10
+    assert 5 <= b"".join(written).count(PING) <= (time.monotonic() - began_s) / keep_alive_s
 
 
 async def test_everything_that_came_together_is_one_write_of_whole_events(tmp_path: Path) -> None:
     mailbox = Mailbox()
     mailbox.slot(0)([Text("a"), Text("b"), Usage(1, 2), Finish("stop")])
-    written = await chunks_of(tmp_path, mailbox, said=asyncio.Event())
+    written: list[bytes] = []
+    await chunks_of(tmp_path, mailbox, written)
     assert len(written) == 2
     assert written[1].count(b"\n\n") == 3
     assert written[1].endswith(b"data: [DONE]\n\n")
