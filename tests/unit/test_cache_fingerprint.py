@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -174,3 +176,43 @@ def test_a_weight_file_that_is_gone_is_an_error_to_the_caller(folder: Path) -> N
     (folder / "model-00001-of-00002.safetensors").unlink()
     with pytest.raises(OSError):
         fingerprint(read, **WORKER)
+
+
+def test_records_without_a_header_are_sampled_all_over(folder: Path) -> None:
+    (folder / "experts").mkdir()
+    record = folder / "experts" / "003.bin"
+    record.write_bytes(bytes(400_000))
+    found = checkpoint.read(folder)
+    read = msgspec.structs.replace(found, files=(*found.files, "experts/003.bin"))
+    kept = record.stat()
+    before = fingerprint(read, **WORKER)
+    assert before.hash != printed(folder).hash
+    assert fingerprint(read, **WORKER) == before
+    for place in (0, 200_000, 399_999):
+        flip(record, place)
+        os.utime(record, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+        assert fingerprint(read, **WORKER).hash != before.hash, place
+        flip(record, place)
+        os.utime(record, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+        assert fingerprint(read, **WORKER) == before
+    with record.open("ab") as file:
+        file.write(b"\0")
+    assert fingerprint(read, **WORKER).hash != before.hash
+
+
+def test_sixty_thousand_tensors_of_experts_take_no_time(folder: Path) -> None:
+    entries: dict[str, Any] = {}
+    for place in range(60_000):
+        entries[f"model.layers.{place // 768}.mlp.experts.{place % 768}.gate_proj.weight"] = {
+            "dtype": "U8",
+            "shape": [1000],
+            "data_offsets": [place * 1000, (place + 1) * 1000],
+        }
+    header = json.dumps(entries).encode()
+    with (folder / "model-00003.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 60_000_000)
+    read = checkpoint.read(folder)
+    begun = time.perf_counter()
+    fingerprint(read, **WORKER)
+    assert time.perf_counter() - begun < 3.0, "0.2 s on a quiet machine"
