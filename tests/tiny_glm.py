@@ -2,8 +2,9 @@
 
 `weights` gives random numbers under the names of the original checkpoint; the writers put them on disk in
 the forms that a mixture of experts is found in: `write_stacked` as MLX has it, `write_experts` as published
-(one tensor per expert; plain, or fp8 in blocks), `write_container` as colibri converts it. All of them cut
-the tensors into several files without regard to layers, so that a layer's experts lie in more than one.
+(one tensor per expert; plain, or fp8 in blocks), `write_container` as colibri converts it, `write_records` as
+our own converter does. All of them cut the tensors into several files without regard to layers, so that a
+layer's experts lie in more than one.
 Every folder has the tokenizer of tiny_models: a prompt is one token per byte.
 """
 
@@ -17,6 +18,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from mlxpool.shared.colibri import layout, records
 
 Floats = npt.NDArray[np.float32]
 Weights = dict[str, Floats]
@@ -199,6 +202,19 @@ def write_stacked(
 
     mtp: keep the draft layer, which mlx-lm drops.
     """
+    tensors, said = _as_mlx(config, numbers, bits, dtype, mode, mtp)
+    return _write_folder(folder, said, _cut(tensors, shards, "model"), index=True)
+
+
+def _as_mlx(
+    config: Mapping[str, Any],
+    numbers: Mapping[str, Floats],
+    bits: int | None,
+    dtype: FloatType,
+    mode: str,
+    mtp: bool,
+) -> tuple[dict[str, Stored], dict[str, Any]]:
+    """Tensors and config.json."""
     group = 32 if mode == "mxfp4" else GROUP_SIZE
     tensors: dict[str, Stored] = {}
     for name, number in _stacked(config, numbers, mtp).items():
@@ -210,7 +226,74 @@ def write_stacked(
     if bits is not None:
         said["quantization"] = {"group_size": group, "bits": bits, "mode": mode}
         said["quantization_config"] = said["quantization"]
-    return _write_folder(folder, said, _cut(tensors, shards, "model"), index=True)
+    return tensors, said
+
+
+def write_records(
+    folder: Path,
+    config: Mapping[str, Any],
+    numbers: Mapping[str, Floats],
+    *,
+    bits: int | None = 4,
+    dtype: FloatType = "BF16",
+    mode: str = "affine",
+    mtp: bool = True,
+) -> Path:
+    """As `mlxpool colibri convert` writes it, with the numbers of `write_stacked`. Its hashes are none."""
+    tensors, said = _as_mlx(config, numbers, bits, dtype, mode, mtp)
+    own = said.get("quantization", {"group_size": 0, "bits": None, "mode": "affine"})
+    packing = layout.Quantised(own["mode"], own["bits"], own["group_size"])
+    if bits is None:
+        packing = layout.Quantised("float", 32 if dtype == "F32" else 16)
+    (folder / records.EXPERTS_FOLDER).mkdir(parents=True, exist_ok=True)
+    layers = []
+    for layer in range(config["first_k_dense_replace"], config["num_hidden_layers"] + mtp):
+        module = f"model.layers.{layer}.mlp.switch_mlp"
+        parts = {name: tensors.pop(name) for name in list(tensors) if name.startswith(module)}
+        fields = []
+        for name in sorted(parts, key=_record_order):
+            projection, part = name.removeprefix(f"{module}.").split(".")
+            offset = fields[-1].offset + fields[-1].size_bytes if fields else 0
+            one = parts[name]
+            size = one.data.nbytes // one.shape[0]
+            fields.append(records.Field(projection, part, one.dtype, one.shape[1:], offset, size))
+        size = fields[-1].offset + fields[-1].size_bytes
+        stride = records.record_stride(size)
+        file = f"{records.EXPERTS_FOLDER}/{layer:03}.bin"
+        experts = config["n_routed_experts"]
+        with (folder / file).open("wb") as out:
+            for expert in range(experts):
+                ordered = sorted(parts, key=_record_order)
+                raw = b"".join(np.ascontiguousarray(parts[name].data[expert]).tobytes() for name in ordered)
+                out.write(raw.ljust(stride, b"\0"))
+        is_draft = layer >= config["num_hidden_layers"]
+        layers.append(
+            records.RecordLayer(
+                layer,
+                "mtp.mlp.switch_mlp" if is_draft else module,
+                file,
+                experts,
+                size,
+                stride,
+                tuple(fields),
+                dict.fromkeys(layout.PROJECTIONS, packing),
+                ("0" * 16,) * experts,
+            )
+        )
+    files = _cut(tensors, 2, "dense")
+    _write_folder(folder, said, files, index=False)
+    dense = tuple(records.WrittenFile(name, (folder / name).stat().st_size, "0" * 16) for name in files)
+    recipe = records.Recipe(bits, own["group_size"], own["mode"])
+    index = records.RecordIndex(
+        records.FORMAT, records.VERSION, config["model_type"], tuple(layers), dense, (), recipe
+    )
+    (folder / records.INDEX_FILE).write_bytes(records.encode(index))
+    return folder
+
+
+def _record_order(name: str) -> tuple[int, int]:
+    projection, part = name.split(".")[-2:]
+    return layout.PROJECTIONS.index(projection), ("weight", "scales", "biases").index(part)
 
 
 def _stacked(config: Mapping[str, Any], numbers: Mapping[str, Floats], mtp: bool) -> Weights:
