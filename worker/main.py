@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 LOAD_FAILED_EXIT_CODE = 3
 
+# What an engine that was told to stop may take to end the pass it is in, between two groups of experts.
+LAST_TURN_S = 2.0
+
 
 class StatusPipe:
     """The worker's end of the status pipe: one JSON line per message, whole, from any thread."""
@@ -233,7 +236,8 @@ async def _run(launch: Launch, status: StatusPipe) -> int:
     engine.stop()
     await server.close()
     if loaded.stream is not None:
-        await asyncio.to_thread(loaded.stream.close)
+        # It writes what was learned of the experts.
+        await asyncio.to_thread(engine.join, LAST_TURN_S)
     return 0
 
 

@@ -114,6 +114,10 @@ class Engine:
         self._stopping = True
         self.nudge()
 
+    def join(self, timeout_s: float) -> None:
+        """Wait until the thread has ended, at most so long."""
+        self._thread.join(timeout_s)
+
     def submit(self, row: Row) -> None:
         """Hand a row over; its sink gets all of its events, the last one a Finish or a Failure."""
         self.submit_all([row])
@@ -271,6 +275,8 @@ class Engine:
                     # What the models' buffers leave is for whoever has the GPU now.
                     mx.clear_cache()
                     self.hold.rest(term)
+        if loaded.stream is not None:
+            loaded.stream.close()
 
     def _may_admit(self, term: int) -> bool:
         """Whether the first row that waits may be let in: one that was already, whoever holds the engine."""
