@@ -8,6 +8,7 @@ their rotated part on every layer, and on full layers the indexer's keys.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +102,12 @@ class Trunk(nn.Module):
 
 
 class Model(deepseek_v32.Model):
-    """What mlx-lm calls a model. Of its class it keeps what renames and reshapes a checkpoint's tensors."""
+    """What mlx-lm calls a model. Of its class it keeps what renames and reshapes a checkpoint's tensors.
+
+    tap: told of each pass by its tokens [B, L] and what it has before the final norm [B, L, D].
+    """
+
+    tap: Callable[[mx.array, mx.array], None] | None = None
 
     def __init__(self, args: ModelArgs) -> None:
         # Not its own: that would build every layer a second time.
@@ -113,7 +119,10 @@ class Model(deepseek_v32.Model):
 
     def __call__(self, inputs: mx.array, cache: Caches | None = None) -> mx.array:
         """Logits [B, L, V] of tokens [B, L]."""
-        return self.logits(self.hidden(inputs, cache))
+        hidden = self.hidden(inputs, cache)
+        if self.tap is not None:
+            self.tap(inputs, hidden)
+        return self.logits(hidden)
 
     def hidden(self, inputs: mx.array, cache: Caches | None = None) -> mx.array:
         """[B, L, D] before the final norm."""

@@ -1,0 +1,292 @@
+"""The draft layer of a checkpoint: what it proposes, what is left of that after a round, whose slots it has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+import pytest
+from mlx_lm.models.switch_layers import SwitchGLU
+
+from mlxpool.shared.checkpoint import CheckpointError
+from mlxpool.shared.colibri import artifact as artifacts
+from mlxpool.worker.colibri import load, mtp
+from mlxpool.worker.colibri.model import Model, layer_cache
+from mlxpool.worker.colibri.mtp import MtpDraft, add_draft_layer
+from mlxpool.worker.engine.terms import Loaded
+from mlxpool.worker.load import warmed_up
+from mlxpool.worker.request.plan import Plan
+from mlxpool.worker.text.events import Finish
+from tests import tiny_glm
+from tests.tiny_glm import Weights
+from tests.tools.running_engine import Running, plan
+from tests.unit.colibri_world import with_experts
+
+# Layer 0 is dense, layer 3 the draft layer; attention chooses past 32 tokens.
+SMALL = {"num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"], "dtype": "float32"}
+MTP = "model.layers.3"
+
+
+@pytest.fixture(scope="module")
+def config() -> dict[str, Any]:
+    return tiny_glm.config(**SMALL)
+
+
+@pytest.fixture(scope="module")
+def numbers(config: dict[str, Any]) -> Weights:
+    return tiny_glm.weights(config, 3)
+
+
+def agreeing(numbers: Weights, config: dict[str, Any], gain: float) -> Weights:
+    """Weights whose draft layer says what the model says, but for what the layers between add: `gain` of it.
+
+    The model's next token is then mostly the last one's doing, and the draft layer passes that on.
+    """
+    made = dict(numbers)
+    for name, number in numbers.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            made[name] = number * np.float32(0.0 if name.startswith(MTP) else gain)
+    width = config["hidden_size"]
+    made[f"{MTP}.eh_proj.weight"] = np.eye(width, 2 * width, dtype=np.float32)
+    made[f"{MTP}.enorm.weight"] = np.ones(width, np.float32)
+    made[f"{MTP}.shared_head.norm.weight"] = numbers["model.norm.weight"]
+    return made
+
+
+def resident(folder: Path, numbers: Weights) -> Model:
+    """The model with its draft layer, every expert in memory in float32."""
+    found = artifacts.read(folder)
+    model = load.build(found, "cpu")
+    assert isinstance(model, Model)
+    add_draft_layer(model, found, "cpu")
+    with_experts(model, numbers)
+    args = model.args
+    experts = SwitchGLU(args.hidden_size, args.moe_intermediate_size, args.n_routed_experts)
+    for projection in ("gate_proj", "up_proj", "down_proj"):
+        names = [f"{MTP}.mlp.experts.{one}.{projection}.weight" for one in range(args.n_routed_experts)]
+        experts[projection].weight = mx.array(np.stack([numbers[name] for name in names]))
+    load.put(model, "mtp.mlp.switch_mlp", experts)
+    mx.eval(model.parameters())
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(config: dict[str, Any], numbers: Weights, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_glm.write_experts(tmp_path_factory.mktemp("glm") / "plain", config, numbers, dtype="F32")
+
+
+@pytest.fixture(scope="module")
+def untrained(folder: Path, numbers: Weights) -> Model:
+    return resident(folder, numbers)
+
+
+def best(logits: mx.array, _ahead: int) -> mx.array:
+    return mx.argmax(logits, axis=-1)
+
+
+def expected(model: Model, ids: Sequence[int], first: int, count: int) -> list[int]:
+    """What the draft layer says after `ids`, each time from the beginning and in one pass: it has seen the
+    states of the ids from `first` on."""
+    layer: mtp.DraftLayer = model.mtp
+    states = model.model.norm(model.hidden(mx.array([ids[:-1]])))[:, first:]
+    tokens, drafts = list(ids[first + 1 :]), []
+    for _ in range(count):
+        x = layer.joined(model.model.embed_tokens(mx.array([tokens])), states)
+        behind = layer.state(x, layer_cache("indexer" in layer.self_attn))[:, -1:]
+        drafts.append(int(mx.argmax(model.lm_head(behind)[0, -1]).item()))
+        states = mx.concatenate([states, behind], axis=1)
+        tokens.append(drafts[-1])
+    return drafts
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(32, 127, length).tolist()
+    return found
+
+
+@pytest.mark.parametrize("length", [2, 9, 31, 90])
+@pytest.mark.parametrize("count", [1, 4])
+def test_drafts_are_those_of_a_pass_over_all_that_is_known(untrained: Model, length: int, count: int) -> None:
+    draft, ids, cache = MtpDraft(untrained, count), prompt(length), untrained.make_cache()
+    untrained(mx.array([ids[:-1]]), cache)
+    draft.open()
+    assert draft.propose(ids, count, best) == expected(untrained, ids, 0, count)
+
+
+def test_what_drafts_left_is_cut_off_and_what_came_is_taken_in_from_the_model(untrained: Model) -> None:
+    """Rounds of which none, some and all drafts come, past what attention chooses from."""
+    draft, ids, cache = MtpDraft(untrained, 3), prompt(26), untrained.make_cache()
+    untrained(mx.array([ids[:-1]]), cache)
+    draft.open()
+    for comes in (0, 2, 3, 1, 3, 0, 3):
+        drafts = list(draft.propose(ids, 3, best))
+        assert drafts == expected(untrained, ids, 0, 3)
+        untrained(mx.array([[ids[-1], *drafts]]), cache)
+        for each in cache:
+            each.trim(3 - comes)
+        other = (drafts[comes] + 1) % 256 if comes < 3 else 77
+        ids = [*ids, *drafts[:comes], other]
+    assert len(ids) > 40
+
+
+def test_a_prompt_in_chunks_is_taken_in_whole_up_to_the_window(
+    untrained: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mtp, "WINDOW_TOKENS", 16)
+    draft, ids, cache = MtpDraft(untrained, 2), prompt(70), untrained.make_cache()
+    for start in range(0, 69, 10):
+        untrained(mx.array([ids[start : min(start + 10, 69)]]), cache)
+    draft.open()
+    # The last pass has 9, and the one before it ends the window.
+    assert draft.propose(ids, 2, best) == expected(untrained, ids, 50, 2)
+
+
+def test_other_rows_passes_are_nothing_to_guess_from(untrained: Model) -> None:
+    draft, ids = MtpDraft(untrained, 2), prompt(12)
+    other = [*prompt(12, seed=9)[:-2], (ids[-2] + 1) % 256]
+    untrained(mx.array([other]), untrained.make_cache())
+    draft.open()
+    assert draft.propose(ids, 2, best) == []
+    # A prompt that was restored: its row's first pass is all that is known.
+    cache = untrained.make_cache()
+    untrained.hidden(mx.array([ids[:-1]]), cache)
+    untrained(mx.array([ids[-1:]]), cache)
+    ids = [*ids, 50]
+    assert draft.propose(ids, 2, best) == expected(untrained, ids, 11, 2)
+    # In a batch nobody's.
+    untrained(mx.array([ids, ids]), untrained.make_cache())
+    assert draft.propose(ids, 2, best) == []
+
+
+def test_the_last_token_is_not_guessed_for(untrained: Model) -> None:
+    draft, ids = MtpDraft(untrained, 2), prompt(12)
+    untrained(mx.array([ids[:-1]]), untrained.make_cache())
+    draft.open()
+    assert draft.propose(ids, 0, best) == []
+
+
+class Engines:
+    """Engines over models of the same numbers, drafted or not."""
+
+    def __init__(self) -> None:
+        self.started: list[Running] = []
+
+    async def start(self, model: Model, ahead: int, batch: int = 1) -> Running:
+        def loaded() -> Loaded:
+            model.tap = None
+            unasked: Any = None  # by engines without a prompt cache
+            made = warmed_up(model, 0, unasked)
+            return msgspec.structs.replace(made, draft=MtpDraft(model, ahead) if ahead else None)
+
+        running = Running(Path("unread"), batch, 32, loaded=loaded)
+        self.started.append(running)
+        return await running.ready()
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[Engines]:
+    made = Engines()
+    yield made
+    for running in made.started:
+        running.stop()
+
+
+async def answers(running: Running, plans: Sequence[Plan]) -> tuple[list[list[int]], int, int, int]:
+    """All ids of each, and how many tokens were drafted, accepted, and passes made, together."""
+    ids, told = [], np.zeros(3, int)
+    for of in plans:
+        client, row = running.submit(of)
+        await asyncio.wait_for(client.ended.wait(), 60)
+        assert isinstance(client.events[-1], Finish), client.events
+        ids.append(row.ids)
+        if client.usage.speculation is not None:
+            told += msgspec.structs.astuple(client.usage.speculation)
+    drafted, accepted, calls = (int(count) for count in told)
+    return ids, drafted, accepted, calls
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 5])
+async def test_answers_are_those_without_drafts_and_take_fewer_passes(
+    config: dict[str, Any], numbers: Weights, tmp_path: Path, engines: Engines, ahead: int
+) -> None:
+    made = agreeing(numbers, config, 0.15)
+    model = resident(tiny_glm.write_experts(tmp_path, config, made, dtype="F32"), made)
+    plans = [plan(prompt(length, length), max_tokens=30) for length in (1, 2, 20, 61)]
+    plans += [plan(prompt(30, seed), max_tokens=30, temperature=0.8, seed=seed) for seed in (1, 2)]
+    alone, *_ = await answers(await engines.start(model, 0), plans)
+    ids, drafted, accepted, calls = await answers(await engines.start(model, ahead), plans)
+    assert ids == alone
+    assert drafted > accepted > 0
+    assert calls + accepted == 30 * len(plans)
+    assert calls < 0.8 * 30 * len(plans)
+
+
+async def test_an_untrained_draft_layer_changes_no_answer(untrained: Model, engines: Engines) -> None:
+    plans = [plan(prompt(length), max_tokens=24) for length in (3, 40)]
+    alone, *_ = await answers(await engines.start(untrained, 0), plans)
+    ids, drafted, _, _ = await answers(await engines.start(untrained, 3), plans)
+    assert (ids, drafted > 0) == (alone, True)
+
+
+@pytest.mark.parametrize("form", ["stacked", "row", "grouped"])
+def test_every_form_of_a_folder_has_a_draft_layer_that_fits(
+    config: dict[str, Any], numbers: Weights, tmp_path: Path, form: Literal["stacked", "row", "grouped"]
+) -> None:
+    if form == "stacked":
+        found = artifacts.read(tiny_glm.write_stacked(tmp_path, config, numbers, mtp=True))
+    else:
+        found = artifacts.read(tiny_glm.write_container(tmp_path, config, numbers, scheme=form))
+    model = load.build(found, "cpu")
+    assert isinstance(model, Model)
+    add_draft_layer(model, found, "cpu")
+    mx.eval(model.parameters())
+    # The container's draft layer has no indexer.
+    assert ("indexer" in model.mtp.self_attn) == (form == "stacked")
+    tokens, states = mx.array([[65, 66]]), mx.random.normal((1, 2, config["hidden_size"]))
+    joined = np.array(model.mtp.joined(model.model.embed_tokens(tokens), states))
+    exact = Exact(numbers, config).joined([65, 66], np.array(states))
+    # 4 bits in the stacked folder, 8 in the container.
+    assert np.abs(joined - exact).max() < (0.6 if form == "stacked" else 0.06)
+
+
+class Exact:
+    """The joining of the two inputs, in numpy, by the checkpoint's numbers."""
+
+    def __init__(self, numbers: Weights, config: dict[str, Any]) -> None:
+        self._numbers, self._eps = numbers, config["rms_norm_eps"]
+
+    def joined(self, tokens: Sequence[int], states: Any) -> Any:
+        embedded = self._numbers["model.embed_tokens.weight"][list(tokens)][None]
+        both = np.concatenate([self._normed(embedded, "enorm"), self._normed(states, "hnorm")], axis=-1)
+        return both @ self._numbers[f"{MTP}.eh_proj.weight"].T
+
+    def _normed(self, x: Any, name: str) -> Any:
+        scale = 1 / np.sqrt((x**2).mean(axis=-1, keepdims=True) + self._eps)
+        return x * scale * self._numbers[f"{MTP}.{name}.weight"]
+
+
+def test_an_embedding_and_a_head_that_are_repeated_beside_the_layer_are_left_there(
+    config: dict[str, Any], numbers: Weights, tmp_path: Path
+) -> None:
+    repeated = {
+        **numbers,
+        f"{MTP}.embed_tokens.weight": numbers["model.embed_tokens.weight"],
+        f"{MTP}.shared_head.head.weight": numbers["lm_head.weight"],
+    }
+    found = artifacts.read(tiny_glm.write_experts(tmp_path, config, repeated, dtype="F32"))
+    model = load.build(found, "cpu")
+    add_draft_layer(model, found, "cpu")  # type: ignore[arg-type]
+
+
+def test_a_folder_without_a_draft_layer_is_refused(
+    config: dict[str, Any], numbers: Weights, tmp_path: Path
+) -> None:
+    found = artifacts.read(tiny_glm.write_experts(tmp_path, config, numbers, dtype="F32", mtp=False))
+    model = load.build(found, "cpu")
+    with pytest.raises(CheckpointError, match="holds no draft layer"):
+        add_draft_layer(model, found, "cpu")  # type: ignore[arg-type]
