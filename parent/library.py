@@ -18,9 +18,13 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from mlxpool.parent import folders, hf_cache, hints
+from mlxpool.parent import folders, hf_cache, hints, streaming
 from mlxpool.shared import adapters, checkpoint, errors, memory
 from mlxpool.shared.backend import Backend
+from mlxpool.shared.colibri import artifact
+from mlxpool.shared.colibri.launch import StreamLaunch
+from mlxpool.shared.colibri.plan import StreamPlan
+from mlxpool.shared.colibri.records import EXPERTS_FOLDER
 from mlxpool.shared.config import ModelSettings, Settings
 from mlxpool.shared.model_facts import ModelFacts, model_facts
 from mlxpool.shared.text import cut
@@ -53,23 +57,37 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What is known of a model's folder: its plan, or why it can't be loaded. size_bytes: of its files."""
+    """What is known of a model's folder: its plan, or why it can't be loaded. size_bytes: of its files.
+
+    stream, launch: where its experts are streamed, the plan in its own lines and how a worker is to do it.
+    """
 
     plan: memory.MemoryPlan | None
     fault: str | None
     stamp: str
     model_type: str = ""
     size_bytes: int = 0
+    stream: StreamPlan | None = None
+    launch: StreamLaunch | None = None
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """What a model needs. stream: in its own lines, where its experts are streamed."""
+
+    plan: memory.MemoryPlan
+    stream: StreamPlan | None = None
+    launch: StreamLaunch | None = None
 
 
 class _Folder(msgspec.Struct, frozen=True):
-    """What a folder's files say, as they were under `stamp`."""
+    """What a folder's files say, as they were under `stamp`. streamed: where it can't be held otherwise."""
 
     stamp: str
     facts: ModelFacts | None
     fault: str | None
     model_type: str
     size_bytes: int
+    streamed: streaming.Streamed | None = None
 
 
 class Library:
@@ -89,7 +107,8 @@ class Library:
         self._models: dict[str, LibraryModel] = {}
         self._shadowed: dict[str, list[Path]] = {}
         self._folders: dict[Path, _Folder] = {}
-        self._described: dict[tuple[str, Backend, int | None], tuple[_Folder, Description]] = {}
+        self._chosen: dict[Path, tuple[str, streaming.Streamed | str]] = {}
+        self._described: dict[tuple[str, Backend, int | None], tuple[_Folder, object, Description]] = {}
 
     def use(self, settings: Settings) -> None:
         """Look at the models under other settings from now on; which folders are looked into stays."""
@@ -182,28 +201,33 @@ class Library:
         except checkpoint.CheckpointError as problem:
             return Description(None, str(problem), "")
         key = (model.name, backend, limit_bytes)
-        known = self._described.get(key)
-        if known is not None and known[0] is folder:
-            return known[1]
-        plan = None
-        if folder.facts is not None:
-            plan = self._plan(model, folder.facts, backend, limit_bytes, model.settings.context)
-        described = Description(plan, folder.fault, folder.stamp, folder.model_type, folder.size_bytes)
-        self._described[key] = folder, described
+        known, found = self._described.get(key), streaming.tuned_stamp(self._settings.home)
+        if known is not None and known[0] is folder and known[1] == found:
+            return known[2]
+        fit, fault = None, folder.fault
+        try:
+            if fault is None:
+                fit = self._fit(model, folder, backend, limit_bytes, model.settings.context)
+        except checkpoint.CheckpointError as problem:
+            fault = str(problem)
+        described = Description(None, fault, folder.stamp, folder.model_type, folder.size_bytes)
+        if fit is not None:
+            described = msgspec.structs.replace(
+                described, plan=fit.plan, stream=fit.stream, launch=fit.launch
+            )
+        self._described[key] = folder, found, described
         return described
 
-    def fit(
-        self, model: LibraryModel, backend: Backend, limit_bytes: int | None, context: int | None
-    ) -> memory.MemoryPlan:
+    def fit(self, model: LibraryModel, backend: Backend, limit_bytes: int | None, context: int | None) -> Fit:
         """What the model would need at `context` tokens; None = as its settings say.
 
         Raises CheckpointError where its folder can't be loaded.
         """
         folder = self._folder(model.path)
-        if folder.facts is None:
+        if folder.fault is not None:
             raise checkpoint.CheckpointError(folder.fault)
         asked = model.settings.context if context is None else context
-        return self._plan(model, folder.facts, backend, limit_bytes, asked)
+        return self._fit(model, folder, backend, limit_bytes, asked)
 
     def budget(self) -> memory.Budget:
         """The memory budget on this machine."""
@@ -212,29 +236,60 @@ class Library:
 
     def _folder(self, path: Path) -> _Folder:
         """What the files say, read again when they have changed. Raises CheckpointError if there are none."""
-        stamp = checkpoint.stamp(path)
+        stamp = artifact.stamp(path)
         known = self._folders.get(path)
         if known is None or known.stamp != stamp:
             known = self._folders[path] = _read_folder(path, stamp)
         return known
 
-    def _plan(
+    def _fit(
         self,
         model: LibraryModel,
-        facts: ModelFacts,
+        folder: _Folder,
         backend: Backend,
         limit_bytes: int | None,
         context: int | None,
-    ) -> memory.MemoryPlan:
-        return memory.plan(
-            facts,
+    ) -> Fit:
+        """Raises CheckpointError where the settings and the folder don't go together."""
+        own, explicit = model.settings, self._settings.budget_is_explicit
+        streamed = folder.streamed
+        if streamed is None and own.experts == "stream":
+            streamed = self._streamed(model.path, folder.stamp)
+        if streamed is not None:
+            plan, launch = streaming.plan_of(
+                streamed,
+                own,
+                self._settings.home,
+                backend=backend,
+                limit_bytes=limit_bytes,
+                limit_is_explicit=explicit,
+                context=context,
+            )
+            return Fit(plan.memory_plan, plan, launch)
+        assert folder.facts is not None
+        plain = memory.plan(
+            folder.facts,
             backend=backend,
             context=context,
-            batch=model.settings.rows(streamed=False),
+            batch=own.rows(streamed=False),
             limit_bytes=limit_bytes,
-            limit_is_explicit=self._settings.budget_is_explicit,
-            prefill_chunk=model.settings.prefill_chunk,
+            limit_is_explicit=explicit,
+            prefill_chunk=own.prefill_chunk,
         )
+        return Fit(plain)
+
+    def _streamed(self, path: Path, stamp: str) -> streaming.Streamed:
+        """The experts of a folder that could be held otherwise. Raises CheckpointError."""
+        known = self._chosen.get(path)
+        if known is None or known[0] != stamp:
+            try:
+                known = stamp, streaming.read(path, only=False)
+            except checkpoint.CheckpointError as problem:
+                known = stamp, f'experts = "stream": {problem}'
+            self._chosen[path] = known
+        if isinstance(known[1], str):
+            raise checkpoint.CheckpointError(known[1])
+        return known[1]
 
     def _alias_target(self, asked: str, patterns: bool = True) -> str | None:
         """Where the aliases lead: an exact one first, else the pattern with the most literal characters."""
@@ -296,14 +351,24 @@ class Library:
 
 
 def _read_folder(path: Path, stamp: str) -> _Folder:
+    size_bytes = 0
     try:
-        size_bytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+        size_bytes = _size_bytes(path)
+        if streaming.is_only_streamed(path):
+            streamed = streaming.read(path, only=True)
+            return _Folder(stamp, None, None, streamed.artifact.model_type, size_bytes, streamed)
         read = checkpoint.read(path)
         return _Folder(stamp, model_facts(read), None, read.model_type, size_bytes)
     except checkpoint.CheckpointError as problem:
         return _Folder(stamp, None, str(problem), "", size_bytes)
     except OSError as problem:
-        return _Folder(stamp, None, f"{path.name}: can't be read: {problem.strerror}", "", 0)
+        return _Folder(stamp, None, f"{path.name}: can't be read: {problem.strerror}", "", size_bytes)
+
+
+def _size_bytes(path: Path) -> int:
+    """Of the files in a folder, converted experts in their own among them."""
+    folders_of = [path, path / EXPERTS_FOLDER] if artifact.is_records(path) else [path]
+    return sum(file.stat().st_size for one in folders_of for file in one.iterdir() if file.is_file())
 
 
 def _matches(pattern: str, name: str) -> bool:

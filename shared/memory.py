@@ -57,7 +57,7 @@ _LIVE_HIDDEN = 6
 _LIVE_FFN = 3
 # Lines of the vocabulary per row: logits, their float32 copy, the sorted or masked copy of a sampler; what a
 # draw's noise is made ahead for; and the windows of three penalties.
-_LIVE_LOGITS = 3 + 8 + 3
+LIVE_LOGITS = 3 + 8 + 3
 # Attention scores and their softmax, where no fused kernel keeps them on the chip.
 _LIVE_SCORES = 2
 
@@ -90,7 +90,8 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     enforced form adds. prefill_bytes: alive for a moment during a chunk or a step. allocator_bytes: freed
     buffers that MLX keeps. context: tokens one row may hold, already lowered where the verdict says so.
     kv_bytes_per_token: what one more token of a long row costs. short_by_bytes: over the limit by this much,
-    0 when it fits. fitting_context: the most tokens that would fit in the limit, 0 for none at all.
+    0 when it fits. fitting_context: the most tokens that would fit in the limit, 0 for none at all. told: its
+    explanation where it was made elsewhere, from other lines.
     """
 
     weights_bytes: int
@@ -106,10 +107,13 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     limit_bytes: int | None = None
     short_by_bytes: int = 0
     fitting_context: int = 0
+    told: str | None = None
 
     @property
     def explanation(self) -> str:
         """The verdict and its numbers, for a person."""
+        if self.told is not None:
+            return self.told
         parts = (
             f"{format_size(self.planned_bytes)} at context {self.context}"
             f" (weights {format_size(self.weights_bytes)}, KV {format_size(self.kv_pool_bytes)},"
@@ -146,12 +150,13 @@ def plan(
     chunk = prefill_chunk or PREFILL_CHUNK_TOKENS[backend]
     weights = facts.weights_float32_bytes if backend == "cpu" else facts.weights_bytes
     overhead = OVERHEAD_BYTES[backend]
+    element = _kv_element_bytes(facts, backend)
 
     def prefill(tokens: int) -> int:
-        return _prefill_bytes(facts, backend, min(chunk, tokens), tokens, batch)
+        return prefill_bytes(facts, element, min(chunk, tokens), tokens, batch, scores=backend == "cpu")
 
     def pool(tokens: int) -> int:
-        return _kv_pool_bytes(facts, backend, tokens, batch, min(chunk, tokens))
+        return kv_pool_bytes(facts, element, tokens, batch, min(chunk, tokens))
 
     def total(tokens: int) -> int:
         live = weights + overhead + prefill(tokens) + pool(tokens)
@@ -161,7 +166,7 @@ def plan(
     short_by = fitting = 0
     served = wanted
     if limit_bytes is not None and total(wanted) > limit_bytes:
-        fitting = _largest(min(MIN_CONTEXT_TOKENS, wanted), wanted, lambda n: total(n) <= limit_bytes)
+        fitting = largest(min(MIN_CONTEXT_TOKENS, wanted), wanted, lambda n: total(n) <= limit_bytes)
         if fitting and limit_is_explicit:
             verdict, served = "fits_with_context", fitting
         else:
@@ -195,9 +200,8 @@ def _kv_element_bytes(facts: ModelFacts, backend: Backend) -> int:
     return _FLOAT32_BYTES if backend == "cpu" else facts.float_bytes
 
 
-def _kv_pool_bytes(facts: ModelFacts, backend: Backend, tokens: int, batch: int, chunk: int) -> int:
-    """One row of `tokens`, and the fixed state that every row of the batch has of its own."""
-    element = _kv_element_bytes(facts, backend)
+def kv_pool_bytes(facts: ModelFacts, element: int, tokens: int, batch: int, chunk: int) -> int:
+    """One row of `tokens`, and the fixed state that every row of the batch has of its own. element: bytes."""
     held = -(-tokens // KV_STEP_TOKENS) * KV_STEP_TOKENS
     kept = 0
     for layer in facts.layers:
@@ -207,16 +211,18 @@ def _kv_pool_bytes(facts: ModelFacts, backend: Backend, tokens: int, batch: int,
     return kept
 
 
-def _prefill_bytes(facts: ModelFacts, backend: Backend, chunk: int, tokens: int, batch: int) -> int:
-    """What is alive for a moment while a chunk is computed, or a step of the whole batch."""
-    element = _kv_element_bytes(facts, backend)
+def prefill_bytes(
+    facts: ModelFacts, element: int, chunk: int, tokens: int, batch: int, *, scores: bool
+) -> int:
+    """What is alive for a moment while a chunk is computed, or a step of the whole batch. element: bytes of a
+    number. scores: whether attention holds all of its scores."""
     widths = _LIVE_HIDDEN * facts.hidden + _LIVE_FFN * facts.ffn
     activations = chunk * widths * element
-    logits = _LIVE_LOGITS * batch * facts.vocab * _FLOAT32_BYTES
+    logits = LIVE_LOGITS * batch * facts.vocab * _FLOAT32_BYTES
     # Growing a KV buffer copies it: one layer's old buffer lives beside its new one.
     regrown = max((layer.kv_width for layer in facts.layers), default=0) * element * tokens
-    scores = _LIVE_SCORES * facts.heads * chunk * tokens * _FLOAT32_BYTES if backend == "cpu" else 0
-    return activations + logits + regrown + scores
+    held = _LIVE_SCORES * facts.heads * chunk * tokens * _FLOAT32_BYTES if scores else 0
+    return activations + logits + regrown + held
 
 
 def _allocator_bytes(live_bytes: int) -> int:
@@ -226,7 +232,7 @@ def _allocator_bytes(live_bytes: int) -> int:
     )
 
 
-def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
+def largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
     """The largest n in low..high that fits, 0 for none; `fits` must be monotone. Bisection."""
     if not fits(low):
         return 0

@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Measure how well a model predicts a text: its loss and perplexity.",
     ),
     "dataset": ("job_kinds", "Let a model write training lines about a text."),
+    "colibri": ("colibri", "Models whose experts are read from disk as they are needed: plan, convert."),
     "cache": ("cache", "Show, check or delete what is kept of prompts: status, verify, prune."),
     "service": ("service", "Run the server as a service: install, uninstall, status, restart, print."),
     "doctor": ("doctor", "Look at this machine, and say what to do about what it lacks."),
@@ -55,7 +56,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 # Commands of the design that come later: told apart from typing errors.
-LATER_COMMANDS = frozenset({"bench", "colibri"})
+LATER_COMMANDS = frozenset({"bench"})
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from mlxpool.parent import removal
+from mlxpool.parent import removal, streaming
 from mlxpool.parent.library import Library, LibraryModel
 from mlxpool.parent.pool.service import PoolService
 from mlxpool.shared.checkpoint import CheckpointError
@@ -77,7 +77,8 @@ class LibraryRoutes:
         return json_response(LibraryView(entries, shadowed, self._free_bytes()))
 
     async def fit(self, request: web.Request) -> web.Response:
-        """GET /api/fit?model=&context=: the plan of a model at a context, in the server's budget."""
+        """GET /api/fit?model=&context=: the plan of a model at a context, in the server's budget, and in
+        `stream` its lines where experts are streamed."""
         unknown = set(request.query) - {"model", "context"}
         if unknown:
             raise error("invalid_request", f"{cut(min(unknown))!r} is unknown; use model and context")
@@ -86,15 +87,16 @@ class LibraryRoutes:
         model = self._library.resolve(request.query["model"])
         context = _context(request.query.get("context"))
         try:
-            plan = self._library.fit(model, self._pool.backend, self._pool.budget.models_bytes, context)
+            fit = self._library.fit(model, self._pool.backend, self._pool.budget.models_bytes, context)
         except CheckpointError as problem:
             raise error(
                 "invalid_request", f"{model.name} can't be loaded: {problem}", param="model"
             ) from None
         budget = self._pool.budget
-        body: dict[str, Any] = {"model": model.name, "explanation": plan.explanation}
+        body: dict[str, Any] = {"model": model.name, "explanation": fit.plan.explanation}
         body |= {"budget_bytes": budget.total_bytes, "prompt_cache_bytes": budget.prompt_cache_bytes}
-        return json_response(body | msgspec.to_builtins(plan))
+        body |= {"stream": None if fit.stream is None else streaming.view(fit.stream)}
+        return json_response(body | msgspec.to_builtins(fit.plan))
 
     async def remove(self, request: web.Request) -> web.Response:
         """DELETE /api/library/{id}: from the disk."""

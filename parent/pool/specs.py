@@ -23,7 +23,7 @@ def make_spec(model: LibraryModel, described: Description, queue_limit: int) -> 
         model.name,
         planned_bytes=plan.planned_bytes if plan is not None else 0,
         overhead_bytes=plan.overhead_bytes if plan is not None else 0,
-        max_running=own.rows(streamed=False),
+        max_running=own.rows(streamed=described.stream is not None),
         queue_limit=queue_limit,
         idle_ttl_s=ttl if ttl is not None and math.isfinite(ttl) and ttl >= 0 else None,
         stamp=described.stamp,
@@ -72,7 +72,7 @@ def make_launch(
         path=str(model.path),
         socket=socket,
         context=plan.context,
-        batch=own.rows(streamed=False),
+        batch=own.rows(streamed=described.stream is not None),
         kv_pool_bytes=plan.kv_pool_bytes,
         memory_limit_bytes=plan.planned_bytes - plan.grammar_bytes,
         prefill_chunk=own.prefill_chunk,
@@ -86,4 +86,5 @@ def make_launch(
         trace_path=trace_path,
         cache=cache,
         adapters=AdaptersLaunch(str(adapters), own.adapters),
+        stream=described.launch,
     )

@@ -69,29 +69,36 @@ def read(config: Mapping[str, Any]) -> Geometry:
 
 
 def indexer_types(config: Mapping[str, Any], layers: int) -> tuple[IndexerType, ...]:
-    """Of each layer: as `indexer_types` says, else by `index_topk_freq` and `index_skip_topk_offset`, else
-    all are full. Raises CheckpointError.
+    """Of each layer, by the first of these that the config has: a list `indexer_types`; `index_topk_pattern`,
+    such a list or text of F and S; `index_topk_freq` with `index_skip_topk_offset`. Else all are full. Raises
+    CheckpointError.
     """
-    types = config.get("indexer_types")
-    if types is None:
-        every = number(config, "index_topk_freq") if config.get("index_topk_freq") is not None else 1
+    key, said = next(
+        ((key, config[key]) for key in _TYPE_LISTS if config.get(key) is not None), ("index_topk_freq", None)
+    )
+    if said is None:
+        every = number(config, key) if config.get(key) is not None else 1
         begins = "index_skip_topk_offset"
-        offset = number(config, begins, least=0) if config.get(begins) is not None else 0
-        return tuple(
-            "full" if max(index - offset + 1, 0) % every == 0 else "shared" for index in range(layers)
-        )
-    if not isinstance(types, list) or len(types) != layers or any(kind not in _TYPES for kind in types):
+        offset = number(config, begins, least=0) if config.get(begins) is not None else _OFFSET
+        types = ["full" if max(at - offset + 1, 0) % every == 0 else "shared" for at in range(layers)]
+    else:
+        types = [_LETTERS.get(one, one) for one in said] if isinstance(said, str) else said
+    if not isinstance(types, list) or len(types) != layers or any(one not in _TYPES for one in types):
         raise CheckpointError(
-            f'config.json: indexer_types must be a list of "full" or "shared" for each of {layers} layers'
+            f'config.json: {key} must be a list of "full" or "shared" for each of {layers} layers'
         )
     if types[0] != "full":
         raise CheckpointError(
-            "config.json: indexer_types begins with a shared layer; no layer before it has chosen anything"
+            f"config.json: {key} makes the first layer a shared one; no layer before it has chosen anything"
         )
     return tuple(types)
 
 
+_TYPE_LISTS = ("indexer_types", "index_topk_pattern")
+_LETTERS = {"F": "full", "S": "shared"}
 _TYPES = ("full", "shared")
+# transformers' own where a config gives a frequency and no offset.
+_OFFSET = 2
 
 
 def number(config: Mapping[str, Any], *keys: str, least: int = 1) -> int:

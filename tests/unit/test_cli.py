@@ -89,7 +89,7 @@ def test_a_command_of_a_later_version_is_told_apart_from_a_typing_error(mlxpool:
 
 
 # Not about one server by themselves: groups of commands, and text for a shell.
-WITHOUT_A_HOME = {"cache", "service", "completion", "jobs"}
+WITHOUT_A_HOME = {"cache", "colibri", "completion", "jobs", "service"}
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

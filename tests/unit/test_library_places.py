@@ -90,8 +90,8 @@ def test_a_fit_is_the_plan_at_the_context_asked_for(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "models" / "a")
     library = Library(Settings(home=tmp_path), tmp_path / "none")
     model = library.resolve("a")
-    assert library.fit(model, "cpu", None, None) == library.describe(model, "cpu", None).plan
-    smaller = library.fit(model, "cpu", None, 512)
+    assert library.fit(model, "cpu", None, None).plan == library.describe(model, "cpu", None).plan
+    smaller = library.fit(model, "cpu", None, 512).plan
     # Two layers of two KV heads of 16, keys and values, in float32.
     assert (smaller.context, smaller.kv_pool_bytes) == (512, 512 * 2 * 2 * 16 * 2 * 4)
     (folder / "config.json").write_text("{")
