@@ -58,11 +58,19 @@ class Latent(msgspec.Struct, frozen=True):
     v_head: int
 
 
+class Slots(msgspec.Struct, frozen=True):
+    """Of one layer: how many it could fill, and what one takes. record_bytes: what filling one reads."""
+
+    experts: int
+    slot_bytes: int
+    record_bytes: int
+
+
 class Needs(msgspec.Struct, frozen=True):
     """facts: as of any model, without its experts. element_bytes: of an activation and of KV. layers, mtp:
-    what is streamed, as it is held. expert_width: of an expert's inner vector. index_width, mtp_index_width:
-    numbers that a token adds to the caches of indexers. index_heads: 0 without an indexer. resident_bytes,
-    mtp_resident_bytes: of the tensors that stay, as they are held.
+    what is streamed. kinds_bytes: of a slot of each kind of layer, together. expert_width: of an expert's
+    inner vector. index_width, mtp_index_width: numbers that a token adds to the caches of indexers.
+    index_heads: 0 without an indexer. resident_bytes, mtp_resident_bytes: of the tensors that stay.
     """
 
     backend: Backend
@@ -70,8 +78,9 @@ class Needs(msgspec.Struct, frozen=True):
     element_bytes: int
     top_k: int
     expert_width: int
-    layers: tuple[ExpertLayout, ...]
-    mtp: ExpertLayout | None
+    layers: tuple[Slots, ...]
+    mtp: Slots | None
+    kinds_bytes: int
     latent: Latent | None
     index_width: int
     mtp_index_width: int
@@ -144,8 +153,7 @@ class Needs(msgspec.Struct, frozen=True):
 
     def _slab(self, slots: int, working: int) -> int:
         own = sum(min(slots, layout.experts) * layout.slot_bytes for layout in self.layers)
-        kinds = {layout.kind: layout.slot_bytes for layout in self.layers}
-        return own + working * sum(kinds.values())
+        return own + working * self.kinds_bytes
 
     def _mtp_slab(self, slots: int, drafts: int) -> int:
         if self.mtp is None or not drafts:
@@ -207,8 +215,9 @@ def needs(artifact: Artifact, backend: Backend) -> Needs:
         element_bytes=_FLOAT32_BYTES if widened or artifact.form == "container" else facts.float_bytes,
         top_k=artifact.top_k,
         expert_width=geometry.number(config, "moe_intermediate_size", "intermediate_size"),
-        layers=artifact.layers,
-        mtp=artifact.mtp,
+        layers=tuple(_slots(layout) for layout in artifact.layers),
+        mtp=None if artifact.mtp is None else _slots(artifact.mtp),
+        kinds_bytes=sum({layout.kind: layout.slot_bytes for layout in artifact.layers}.values()),
         latent=_latent(config) if config.get("kv_lora_rank") is not None else None,
         index_width=head * sum(kind == "full" for kind in types),
         mtp_index_width=head if any(".indexer." in name for name in own_mtp) else 0,
@@ -216,6 +225,10 @@ def needs(artifact: Artifact, backend: Backend) -> Needs:
         resident_bytes=_held_bytes(artifact.dense, widened),
         mtp_resident_bytes=_held_bytes(own_mtp, widened),
     )
+
+
+def _slots(layout: ExpertLayout) -> Slots:
+    return Slots(layout.experts, layout.slot_bytes, layout.record_bytes)
 
 
 def _held_tokens(context: int) -> int:
