@@ -23,7 +23,7 @@ import mlx.core as mx
 from mlx import nn
 
 from mlxpool.shared.checkpoint import Tensor
-from mlxpool.shared.colibri.packing import GROUP_SIZES, container
+from mlxpool.shared.colibri.packing import GROUP_SIZES, container_form
 from mlxpool.worker.cache.layers_memory import dtype_name
 
 _OFFSETS = {4: 8, 8: 128}
@@ -39,15 +39,12 @@ class Packing(NamedTuple):
 
 def packing(name: str, shape: tuple[int, int], weight: mx.array, scales: mx.array) -> Packing:
     """What a matrix's bytes and scales say of it. Raises CheckpointError that names it."""
-    tensors = {
-        part: Tensor(dtype_name(each.dtype), each.shape, each.nbytes)
-        for part, each in (("weight", weight), ("weight.qs", scales))
-    }
-    # The same question as for an expert's matrices, so the same answer; which of an expert's is no matter.
-    found = container(name.removesuffix(".weight"), "gate_proj", shape, tensors, None).quantised
+    form = container_form(
+        name, shape, *(Tensor(dtype_name(each.dtype), each.shape, each.nbytes) for each in (weight, scales))
+    )
     # The largest that fits, for fewer constants to read.
-    group = found.group_size or next(group for group in GROUP_SIZES if shape[1] % group == 0)
-    return Packing(found.bits, group, found.scheme == "row")
+    group = form.group_size or next(group for group in GROUP_SIZES if shape[1] % group == 0)
+    return Packing(form.bits, group, form.scheme == "row")
 
 
 class Constants:

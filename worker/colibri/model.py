@@ -8,11 +8,13 @@ their rotated part on every layer, and on full layers the indexer's keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 from mlx import nn
 from mlx_lm.models import deepseek_v32, glm_moe_dsa
 from mlx_lm.models.cache import CacheList, KVCache
@@ -23,6 +25,23 @@ from mlxpool.worker.colibri.attention import Attention
 
 Caches = list[CacheList]
 
+# Where a config says otherwise it is of another architecture.
+_KNOWN = {
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+# With what holds where a config leaves them out.
+_COUNTS = {
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_layer_freq": 1,
+    "n_shared_experts": 1,
+    "max_position_embeddings": 202752,
+}
+_SWITCHES = {"norm_topk_prob": True, "attention_bias": False, "indexer_rope_interleave": True}
+
 
 @dataclass
 class ModelArgs(glm_moe_dsa.ModelArgs):
@@ -31,22 +50,56 @@ class ModelArgs(glm_moe_dsa.ModelArgs):
     full_layers: tuple[bool, ...] = ()
 
 
-def arguments(config: dict[str, Any], has_indexer: bool) -> ModelArgs:
+def arguments(config: Mapping[str, Any], has_indexer: bool) -> ModelArgs:
     """The numbers of a config.json. Raises CheckpointError that names the key."""
     numbers = geometry.read(config)
-    absent = [key for key, default in _DEFAULTS.items() if config.get(key, default) is None]
-    if absent:
-        raise CheckpointError(f"config.json: {absent[0]!r} is missing")
-    args: ModelArgs = ModelArgs.from_dict({**_DEFAULTS, **config})
-    if args.topk_method != "noaux_tc" or args.scoring_func != "sigmoid":
-        raise CheckpointError(
-            f"config.json: a router with 'topk_method' {args.topk_method!r} and 'scoring_func' "
-            f"{args.scoring_func!r}; glm_moe_dsa has 'noaux_tc' and 'sigmoid'"
-        )
-    if config.get("tie_word_embeddings"):
-        raise CheckpointError("config.json: 'tie_word_embeddings' is true; glm_moe_dsa has a head of its own")
+    for key, known in _KNOWN.items():
+        if config.get(key, known) != known:
+            raise CheckpointError(f"config.json: {key} is {config[key]!r}; this architecture knows {known!r}")
+    counts = {
+        key: geometry.number({key: default, **config}, key, least=0 if key == "n_shared_experts" else 1)
+        for key, default in _COUNTS.items()
+    }
+    switches = {key: config.get(key, default) for key, default in _SWITCHES.items()}
+    for key, value in switches.items():
+        if not isinstance(value, bool):
+            raise CheckpointError(f"config.json: {key} is {value!r}; use true or false")
+    args: ModelArgs = ModelArgs.from_dict(
+        {
+            **msgspec.structs.asdict(numbers),
+            **counts,
+            **switches,
+            **_KNOWN,
+            "model_type": config["model_type"],
+            "num_key_value_heads": numbers.num_attention_heads,
+            "routed_scaling_factor": _positive(config, "routed_scaling_factor"),
+            "rms_norm_eps": _positive(config, "rms_norm_eps"),
+            "rope_parameters": _rope(config),
+        }
+    )
+    # Without routed experts' shared companions mlx-lm's class wants nothing rather than none.
+    args.n_shared_experts = counts["n_shared_experts"] or None
     args.full_layers = tuple(kind == "full" and has_indexer for kind in numbers.indexer_types)
     return args
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain rotary embedding, as older configs say it too: by `rope_theta` alone."""
+    said = config.get("rope_parameters", config)
+    if not isinstance(said, Mapping):
+        raise CheckpointError(f"config.json: rope_parameters is {said!r}; use an object with rope_theta")
+    kind = said.get("rope_type", "default")
+    if kind != "default":
+        raise CheckpointError(f"config.json: rope_type is {kind!r}; this architecture knows 'default'")
+    return {"rope_theta": _positive(said, "rope_theta"), "rope_type": "default"}
+
+
+def _positive(config: Mapping[str, Any], key: str) -> float:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        said = "is missing" if value is None else f"is {value!r}"
+        raise CheckpointError(f"config.json: {key} {said}; use a number above 0")
+    return float(value)
 
 
 class Gate(deepseek_v32.MoEGate):
@@ -144,16 +197,3 @@ class Model(deepseek_v32.Model):
 def layer_cache(full: bool) -> CacheList:
     """An empty cache of one layer."""
     return CacheList(KVCache(), KVCache()) if full else CacheList(KVCache())
-
-
-# What published configs leave out where it is as for every GLM of this architecture. None: must be there.
-_DEFAULTS: dict[str, Any] = {
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "n_group": 1,
-    "topk_group": 1,
-    "moe_layer_freq": 1,
-    "attention_bias": False,
-    "routed_scaling_factor": None,
-}
