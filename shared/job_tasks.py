@@ -97,6 +97,19 @@ class EvaluateTask(msgspec.Struct, frozen=True, kw_only=True):
     adapter: Trained | None
 
 
+class ColibriConvertTask(msgspec.Struct, frozen=True, kw_only=True):
+    """folder: of what is converted. target: the folder to be. bits: None where weights stay as they are.
+    given: whether bits were asked for. verify: read everything again at the end."""
+
+    folder: str
+    target: str
+    bits: int | None
+    group_size: int
+    mode: str
+    given: bool
+    verify: bool
+
+
 class ImportTask(msgspec.Struct, frozen=True, kw_only=True):
     """file: the GGUF, or one of its parts. models: where the result is put as `name`. dtype: of
     shared/gguf/plan.py."""

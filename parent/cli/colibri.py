@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxpool.parent.cli import EXIT_FAILURE
+from mlxpool.parent.cli.colibri_convert import convert_command
 from mlxpool.parent.cli.common import (
     Failure,
     json_option,
@@ -28,6 +29,9 @@ _USUAL_RATES = (1_000_000_000, 3_000_000_000, 7_000_000_000)
 @click.group("colibri")
 def colibri_command() -> None:
     """Models whose experts are read from disk as they are needed."""
+
+
+colibri_command.add_command(convert_command)
 
 
 @colibri_command.command("plan")

@@ -6,8 +6,10 @@ A command that began a job ends it when it is interrupted; one that found the sa
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,9 +18,11 @@ import msgspec
 from mlxpool.parent.cli import client
 from mlxpool.parent.cli.common import Failure
 from mlxpool.parent.jobs.store import Job
-from mlxpool.shared.job_lines import Metric, Stage, read_line
+from mlxpool.shared.job_lines import Done, Failed, Metric, Stage, read_line
 
 _POLL_S = 0.2
+# A process whose tether is closed kills itself and what it has started; it needs no more than this.
+_END_S = 5.0
 
 
 class Report:
@@ -115,6 +119,43 @@ def follow(server: client.Client, job: Job, report: Report) -> Job:
     while (job := server.get(f"/api/jobs/{job.id}", Job)).active:
         time.sleep(_POLL_S)
     return job
+
+
+def own_process(
+    argv: Sequence[str], report: Report, what: str, env: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run a job's process without a server, under a tether of ours; interrupting closes it. Its result.
+
+    what: the kind of job, for a person. env: None = this command's own. Raises Failure.
+    """
+    tether_read, tether = os.pipe()
+    process = subprocess.Popen(
+        [*argv, "--tether-fd", str(tether_read)],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        pass_fds=(tether_read,),
+        start_new_session=True,
+    )
+    os.close(tether_read)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            match read_line(line):
+                case Stage(name, share, message):
+                    report.stage(share, f"{name} {message}".strip())
+                case Done(result):
+                    return result
+                case Failed(error):
+                    raise Failure(error)
+        raise Failure(f"the {what} ended without a result (exit code {process.wait()})")
+    finally:
+        os.close(tether)
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def result_of(job: Job) -> dict[str, Any]:

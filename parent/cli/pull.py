@@ -6,22 +6,14 @@ of this command. Either way it is the same process with the same lines, shown he
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
 from mlxpool.parent.cli import client, follow
-from mlxpool.parent.cli.common import Failure, json_option, print_json, read_settings, settings_options
+from mlxpool.parent.cli.common import json_option, print_json, read_settings, settings_options
 from mlxpool.parent.jobs.kinds.pull import PullConfig, process_argv
-from mlxpool.shared.config import Settings
-from mlxpool.shared.job_lines import Done, Failed, Stage, read_line
-
-# A process whose tether is closed kills itself and what it has started; it needs no more than this.
-_END_S = 5.0
 
 
 class _Pulled(msgspec.Struct):
@@ -55,7 +47,7 @@ def pull_command(
         if server is not None:
             result = follow.result_of(follow.run(server, "pull", config, report))
         else:
-            result = _as_own_process(config, settings, report)
+            result = follow.own_process(process_argv(config, settings.home), report, "pull")
     pulled = msgspec.convert(result, _Pulled)
     if as_json:
         print_json(pulled)
@@ -64,34 +56,3 @@ def pull_command(
     else:
         click.echo(f"{pulled.model} is ready: {pulled.path}")
     return 0
-
-
-def _as_own_process(config: PullConfig, settings: Settings, report: follow.Report) -> dict[str, Any]:
-    """Run the job's process under a tether of ours; interrupting closes it."""
-    tether_read, tether = os.pipe()
-    process = subprocess.Popen(
-        [*process_argv(config, settings.home), "--tether-fd", str(tether_read)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        pass_fds=(tether_read,),
-        start_new_session=True,
-    )
-    os.close(tether_read)
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            match read_line(line):
-                case Stage(name, progress, message):
-                    report.stage(progress, f"{name} {message}".strip())
-                case Done(result):
-                    return result
-                case Failed(error):
-                    raise Failure(error)
-        raise Failure(f"the pull ended without a result (exit code {process.wait()})")
-    finally:
-        os.close(tether)
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

@@ -1,7 +1,7 @@
 """What a killed server's jobs have left on the disk, when the next one starts: stages, and logs of no row.
 
-A stage that its maker can go on with stays: those of pulls. Everything here is a help, never a condition of
-serving: what can't be deleted is left.
+A stage that its maker can go on with stays: those of pulls and of conversions to records. Everything here is
+a help, never a condition of serving: what can't be deleted is left.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from mlxpool.parent.library import MODELS_FOLDER
 from mlxpool.parent.starter import MODEL_NAME as STARTER
 from mlxpool.shared import staging
 from mlxpool.shared.adapters import ADAPTERS_FOLDER
+from mlxpool.shared.colibri import records
 
 from .kinds.names import DATASETS_FOLDER
 
@@ -27,10 +28,12 @@ def clean_stages(home: Path) -> None:
     models = home / MODELS_FOLDER
     for stage in [*models.glob(f"{_STAGE}*"), *(home / ADAPTERS_FOLDER).glob(f"{_STAGE}*")]:
         key = stage.name.removeprefix(_STAGE)
-        is_pull = stage.parent == models and (key == STARTER or (stage / PLAN_FILE).exists())
+        goes_on = stage.parent == models and (
+            key == STARTER or (stage / PLAN_FILE).exists() or (stage / records.PROGRESS_FILE).exists()
+        )
         # A command that works without a server holds the lock.
         with contextlib.suppress(OSError, staging.PullError):
-            if not is_pull:
+            if not goes_on:
                 with staging.locked(stage.parent, key, None):
                     shutil.rmtree(stage)
     for part in (home / DATASETS_FOLDER).glob(".*.part"):

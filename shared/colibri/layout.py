@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 import msgspec
 
-PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-
 Projection = Literal["gate_proj", "up_proj", "down_proj"]
+PROJECTIONS: tuple[Projection, ...] = ("gate_proj", "up_proj", "down_proj")
+
 PartName = Literal["weight", "scales", "biases", "row_scales", "bias"]
 Fill = Literal["copy", "widen", "offset", "group_scales", "group_biases"]
 

@@ -33,6 +33,8 @@ FORMAT = "mlxpool-experts"
 VERSION = 1
 EXPERTS_FOLDER = "experts"
 DENSE_PATTERN = "dense-*.safetensors"
+# Of a conversion that goes on where it was: what has been written, with which parameters.
+PROGRESS_FILE = "progress.json"
 
 
 class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -60,7 +60,7 @@ def write_model(
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
     (stage / checkpoint.INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
     save_config(dict(config), stage / checkpoint.CONFIG_FILE, keep_vision_config=keeps_vision)
-    _copy_others(source, stage)
+    copy_others(source, stage)
     return total
 
 
@@ -83,7 +83,8 @@ def _shards(sizes: dict[str, int]) -> list[list[str]]:
     return shards
 
 
-def _copy_others(source: Path, stage: Path) -> None:
+def copy_others(source: Path, stage: Path) -> None:
+    """Copy what a model's folder has beside weights and config. Raises OSError."""
     for path in sorted(source.iterdir()):
         is_ours = path.name in _NOT_COPIED or path.name.startswith(".")
         if path.suffix in _COPIED and not is_ours and path.is_file():

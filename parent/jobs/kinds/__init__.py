@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .colibri_convert import ColibriConvert
 from .dataset import Dataset
 from .evaluate import Evaluate
 from .finetune import Finetune
@@ -20,4 +21,5 @@ KINDS: tuple[Kind, ...] = (
     Fuse(),
     Evaluate(),
     Dataset(),
+    ColibriConvert(),
 )  # fmt: skip

@@ -1,0 +1,140 @@
+"""What of a conversion is done, on the disk, so that one that was killed goes on where it was.
+
+A file is written under another name, made durable and renamed; then progress.json, replaced in the same way,
+takes up its size and hashes. So whatever it lists is whole, and a file that it does not list is written
+again. It also says with which parameters and of which source it was begun: parts of two kinds never meet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import xxhash
+
+from mlxpool.shared.colibri.records import PROGRESS_FILE, Recipe, RecordLayer, SourceFile, WrittenFile
+
+from .terms import ConvertError
+
+VERSION = 1
+PART_SUFFIX = ".part"
+READ_BYTES = 8 << 20
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """A file of the source. modified_ns: when it was written last."""
+
+    file: SourceFile
+    modified_ns: int
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """progress.json."""
+
+    version: int
+    source: str
+    recipe: Recipe
+    stamps: tuple[Stamp, ...]
+    layers: tuple[RecordLayer, ...] = ()
+    dense: tuple[WrittenFile, ...] = ()
+
+    @property
+    def layers_by_file(self) -> dict[str, RecordLayer]:
+        return {layer.file: layer for layer in self.layers}
+
+    @property
+    def dense_by_name(self) -> dict[str, WrittenFile]:
+        return {file.name: file for file in self.dense}
+
+
+def begin(source: Path, files: tuple[SourceFile, ...], recipe: Recipe) -> Progress:
+    """Nothing done. Raises OSError."""
+    stamps = tuple(Stamp(file, os.stat(source / file.name).st_mtime_ns) for file in files)
+    return Progress(VERSION, str(source), recipe, stamps)
+
+
+def resume(stage: Path, fresh: Progress) -> Progress:
+    """What an earlier run has done here, `fresh` where there was none. Raises ConvertError where it was begun
+    with something else."""
+    try:
+        found = msgspec.json.decode((stage / PROGRESS_FILE).read_bytes(), type=Progress)
+    except FileNotFoundError:
+        return fresh
+    except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
+        raise ConvertError(f"{stage / PROGRESS_FILE} can't be read ({problem}); remove {stage}") from None
+    remove = f"or remove {stage} to begin again"
+    if found.version != VERSION:
+        raise ConvertError(
+            f"the conversion in {stage} was begun by another version; remove it to begin again"
+        )
+    if found.recipe != fresh.recipe:
+        raise ConvertError(
+            f"the conversion was begun with {told(found.recipe)}, this is {told(fresh.recipe)}; go on with "
+            f"what it was begun with, {remove}"
+        )
+    if found.source != fresh.source:
+        raise ConvertError(
+            f"the conversion was begun from {found.source}, not {fresh.source}; give that, {remove}"
+        )
+    changed = _changed(found.stamps, fresh.stamps)
+    if changed is not None:
+        raise ConvertError(
+            f"{changed} of the source has changed since the conversion was begun; remove {stage}"
+        )
+    return found
+
+
+def told(recipe: Recipe) -> str:
+    """A recipe for a person."""
+    if recipe.bits is None:
+        return "weights as they are"
+    return f"{recipe.bits} bits in groups of {recipe.group_size} ({recipe.mode})"
+
+
+def _changed(was: tuple[Stamp, ...], now: tuple[Stamp, ...]) -> str | None:
+    before, after = ({stamp.file.name: stamp for stamp in stamps} for stamps in (was, now))
+    return next((name for name in sorted({*before, *after}) if before.get(name) != after.get(name)), None)
+
+
+def save(stage: Path, progress: Progress) -> None:
+    """Replace progress.json. Raises OSError."""
+    write_file(stage / PROGRESS_FILE, lambda file: file.write(msgspec.json.encode(progress)))
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """A file that is whole and durable once it has its name. Raises OSError."""
+    part = path.with_name(path.name + PART_SUFFIX)
+    with part.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(part, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def drop_parts(stage: Path) -> None:
+    """Delete what was being written when a run ended."""
+    for part in [*stage.glob(f"*{PART_SUFFIX}"), *stage.glob(f"*/*{PART_SUFFIX}")]:
+        part.unlink(missing_ok=True)
+
+
+def hash_of(path: Path, progress: Callable[[int], None]) -> str:
+    """Of a whole file. progress: bytes read since the last word. Raises OSError."""
+    digest = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while data := file.read(READ_BYTES):
+            digest.update(data)
+            progress(len(data))
+    return digest.hexdigest()
