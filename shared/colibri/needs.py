@@ -27,9 +27,12 @@ SCORE_BLOCK_BYTES = 256 * 2**20
 _LIVE_BLOCKS = 3
 # Tensors of the hidden width alive at once in a layer: residual, norm, projections, output.
 _LIVE_HIDDEN = 6
-# Of a dense MLP: gate, up and their product. Of an expert's: gate and up.
+# Of a dense MLP: gate, up and their product.
 _LIVE_DENSE = 3
-_LIVE_EXPERT = 2
+# What all routed experts give back, twice: as they come and in the order of tokens; on the way there, blocks
+# of rows of at most so many bytes.
+_LIVE_ROUTED = 2
+ROUTED_BLOCK_BYTES = 256 * 2**20
 _FLOAT32_BYTES = 4
 
 # Of a draft layer: what it shares with the model is held once.
@@ -133,9 +136,11 @@ class Needs(msgspec.Struct, frozen=True):
 
     def transient(self, chunk: int, context: int, batch: int) -> int:
         """Bytes that a prefill chunk of so many tokens makes on its way, at the end of the context."""
-        routed = self.top_k * (self.facts.hidden + _LIVE_EXPERT * self.expert_width) * self.element_bytes
+        rows = chunk * self.top_k * self.element_bytes
+        routed = _LIVE_ROUTED * rows * self.facts.hidden
+        routed += min(ROUTED_BLOCK_BYTES, rows * (self.facts.hidden + 2 * self.expert_width))
         if self.latent is None:
-            return chunk * routed + memory.prefill_bytes(
+            return routed + memory.prefill_bytes(
                 self.facts, self.element_bytes, chunk, context, batch, scores=self.backend == "cpu"
             )
         head = 2 * self.latent.heads * (self.latent.qk_head + self.latent.v_head)
@@ -143,7 +148,7 @@ class Needs(msgspec.Struct, frozen=True):
         heads = max(self.latent.heads, self.index_heads)
         block = min(SCORE_BLOCK_BYTES, heads * chunk * context * _FLOAT32_BYTES)
         logits = memory.LIVE_LOGITS * batch * self.facts.vocab * _FLOAT32_BYTES
-        return chunk * (widths * self.element_bytes + routed) + _LIVE_BLOCKS * block + logits
+        return chunk * widths * self.element_bytes + routed + _LIVE_BLOCKS * block + logits
 
     def kv_bytes_per_token(self, drafts: int) -> int:
         """What one more token of a long row adds to caches."""

@@ -1,0 +1,233 @@
+"""A streamed model in the library: what its settings and what was tuned make of its plan and its launch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mlxpool.parent.library import Description, Library
+from mlxpool.parent.pool.specs import make_cache_launch, make_launch, make_spec
+from mlxpool.shared.colibri import artifact, tuned
+from mlxpool.shared.colibri.forecast import Demand, forecast, hit_rate, touched
+from mlxpool.shared.colibri.launch import StreamLaunch
+from mlxpool.shared.colibri.tuned import Tuned
+from mlxpool.shared.config import Colibri, ModelSettings, Settings
+from mlxpool.shared.control import Launch
+from tests import tiny_glm
+
+from .test_library import write_model
+
+CONFIG = tiny_glm.config()
+
+
+@pytest.fixture(scope="module")
+def weights() -> tiny_glm.Weights:
+    return tiny_glm.weights(CONFIG)
+
+
+@pytest.fixture
+def home(tmp_path: Path, weights: tiny_glm.Weights) -> Path:
+    """With a container "glm" and a dense model "dense" in it."""
+    tiny_glm.write_container(tmp_path / "models" / "glm", CONFIG, weights)
+    write_model(tmp_path / "models" / "dense")
+    return tmp_path
+
+
+def described(home: Path, name: str = "glm", colibri: Colibri | None = None, **own: Any) -> Description:
+    library = Library(
+        Settings(home=home, models={name: ModelSettings(**own)}, colibri=colibri or Colibri()), home / "none"
+    )
+    return library.describe(library.resolve(name), "cpu", 2**30)
+
+
+def launched(home: Path, **own: Any) -> Launch:
+    library = Library(Settings(home=home, models={"glm": ModelSettings(**own)}), home / "none")
+    model = library.resolve("glm")
+    found = library.describe(model, "cpu", 2**30)
+    return make_launch(model, found, "s", None, make_cache_launch(Settings(home=home), 0), home / "adapters")
+
+
+def stream(home: Path, **own: Any) -> StreamLaunch:
+    told = launched(home, **own).stream
+    assert told is not None
+    return told
+
+
+def test_a_streamed_model_is_found_planned_and_told_how(home: Path) -> None:
+    found = described(home, slots=3, context=512)
+    assert (found.fault, found.model_type) == (None, "glm_moe_dsa")
+    assert found.plan is not None
+    assert found.stream is not None
+    assert found.plan.planned_bytes == found.stream.planned_bytes
+    assert found.size_bytes == sum(path.stat().st_size for path in (home / "models/glm").iterdir())
+    told = launched(home, slots=3, context=512)
+    assert (told.batch, told.context, told.kv_pool_bytes) == (1, 512, 512 * (7 * 96 + 4 * 64) * 4)
+    assert told.stream == StreamLaunch(
+        slots=3,
+        working_slots=8,
+        chunk=512,
+        reserve_bytes=found.stream.bytes_of("allocator_reserve"),
+        usage_folder=str(home / "colibri/usage"),
+    )
+    assert msgspec.json.decode(msgspec.json.encode(told), type=Launch) == told
+
+
+def test_a_model_that_can_be_held_is_streamed_only_where_it_is_told_to(home: Path) -> None:
+    assert described(home, "dense").stream is None
+    assert described(home, "dense", experts="resident").fault is None
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "message"),
+    [
+        (
+            "glm",
+            {"experts": "resident"},
+            'experts = "resident": a glm_moe_dsa of this form is always streamed; slots = 16 holds all of '
+            "its experts in memory",
+        ),
+        (
+            "glm",
+            {"batch": 4},
+            "batch = 4: where experts are streamed one row is decoded at a time; use batch = 1",
+        ),
+        (
+            "glm",
+            {"adapters": "mine"},
+            "adapters = 'mine': a model whose experts are streamed takes none; unset it",
+        ),
+        ("dense", {"experts": "stream"}, 'experts = "stream": dense: holds no routed experts'),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_by_name(
+    home: Path, name: str, own: dict[str, Any], message: str
+) -> None:
+    found = described(home, name, **own)
+    assert (found.fault, found.plan, found.stream) == (message, None, None)
+    assert make_spec(Library(Settings(home=home), home / "none").resolve(name), found, 4).fault == message
+
+
+def test_drafting_without_a_draft_layer_is_refused(home: Path, weights: tiny_glm.Weights) -> None:
+    tiny_glm.write_container(home / "models" / "bare", CONFIG, weights, mtp=False)
+    assert described(home, "bare", mtp="on").fault == (
+        'mtp = "on": the folder holds no draft layer; use mtp = "off"'
+    )
+    assert described(home, "bare", mtp="auto").fault is None
+
+
+def test_a_plan_too_large_is_refused_before_weights_are_read(home: Path) -> None:
+    library = Library(Settings(home=home), home / "none")
+    model = library.resolve("glm")
+    spec = make_spec(model, library.describe(model, "cpu", 2**28), 4)
+    assert spec.too_large is not None
+    assert spec.too_large.startswith("model 'glm' does not fit in 268.4 MB by ")
+    assert " bytes would do" in spec.too_large
+
+
+def test_a_changed_folder_is_planned_anew_also_where_its_experts_lie_deeper(
+    home: Path, weights: tiny_glm.Weights
+) -> None:
+    library = Library(Settings(home=home), home / "none")
+    model = library.resolve("glm")
+    first = library.describe(model, "cpu", 2**30)
+    assert library.describe(model, "cpu", 2**30) is first
+    shard = next((home / "models/glm").glob("out-*.safetensors"))
+    os.truncate(shard, shard.stat().st_size - 1)
+    fault = library.describe(model, "cpu", 2**30).fault
+    assert fault is not None
+    assert fault.startswith(shard.name)
+
+
+# ---- what was tuned -------------------------------------------------------------------------------------
+
+
+def keep(home: Path, **found: Any) -> None:
+    fingerprint = tuned.fingerprint(artifact.read(home / "models/glm"))
+    tuned.keep(home, fingerprint, "cpu", Tuned(**found))
+
+
+def test_what_was_tuned_counts_where_nothing_was_chosen(home: Path) -> None:
+    assert stream(home).slots == 16
+    keep(home, slots=5, io="buffered", prefetch=False, mtp=True, queue_depth=3)
+    told = stream(home)
+    assert (told.slots, told.io, told.prefetch, told.overlap, told.drafts) == (5, "buffered", False, True, 3)
+    assert (told.queue_depth, told.mtp_slots, told.mtp_working_slots) == (3, 5, 12)
+    chosen = stream(home, slots=6, io="direct", prefetch=True, mtp="off", queue_depth=1)
+    assert (chosen.slots, chosen.io, chosen.prefetch, chosen.drafts) == (6, "direct", True, 0)
+    assert chosen.queue_depth == 1
+
+
+def test_a_library_that_looks_already_follows_what_is_tuned(home: Path) -> None:
+    library = Library(Settings(home=home), home / "none")
+    model = library.resolve("glm")
+    before = library.describe(model, "cpu", 2**30)
+    keep(home, slots=2)
+    after = library.describe(model, "cpu", 2**30)
+    assert before.stream is not None
+    assert after.stream is not None
+    assert (before.stream.slots, after.stream.slots) == (16, 2)
+
+
+def test_what_was_tuned_is_found_by_config_and_sizes_not_by_place(
+    home: Path, weights: tiny_glm.Weights
+) -> None:
+    keep(home, slots=5)
+    fingerprint = tuned.fingerprint(artifact.read(home / "models/glm"))
+    os.rename(home / "models/glm", home / "moved")
+    moved = artifact.read(home / "moved")
+    assert tuned.fingerprint(moved) == fingerprint
+    assert tuned.read(home).of(fingerprint, "metal") == Tuned()
+    tiny_glm.write_container(home / "other", tiny_glm.config(rms_norm_eps=1e-6), weights)
+    assert tuned.fingerprint(artifact.read(home / "other")) != fingerprint
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "tuned.json is damaged: "),
+        ('{"version": 1, "entries": {"a": {"slots": 0}}}', "tuned.json is damaged: "),
+        ('{"version": 9, "entries": {}}', "tuned.json is of version 9, not 1"),
+        ("\udcff", "tuned.json is damaged: "),
+    ],
+)
+def test_a_damaged_file_counts_as_none_and_is_replaced(home: Path, text: str, problem: str) -> None:
+    (home / "colibri").mkdir()
+    tuned.path(home).write_bytes(text.encode(errors="surrogateescape"))
+    kept = tuned.read(home)
+    assert kept.entries == {}
+    assert (kept.problem or "").startswith(problem)
+    assert stream(home).slots == 16
+    keep(home, slots=4)
+    assert (stream(home).slots, tuned.read(home).problem) == (4, None)
+    assert os.listdir(home / "colibri") == ["tuned.json"]
+
+
+# ---- forecasts ------------------------------------------------------------------------------------------
+
+
+def test_hits_follow_the_published_curve() -> None:
+    assert [hit_rate(slots, 256) for slots in (0, 12, 31, 51, 256)] == [0.0, 0.24, 0.51, 0.63, 1.0]
+    # By share of the experts: 6 of 128 are as good as 12 of 256.
+    assert hit_rate(6, 128) == 0.24
+    rates = [hit_rate(slots, 256) for slots in range(257)]
+    assert rates == sorted(rates)
+    assert hit_rate(300, 256) == hit_rate(4, 4) == 1.0
+
+
+def test_speed_is_what_the_misses_cost_and_what_computing_costs() -> None:
+    demand = Demand(layers=75, top_k=8, experts=256, record_bytes=20_000_000, memory_bytes=20 * 10**9)
+    at = forecast(demand, slots=12, chunk=2048, disk_bytes_per_s=4e9)
+    assert at.reads == pytest.approx(600 * 0.76)
+    assert at.read_bytes == pytest.approx(600 * 0.76 * 20e6)
+    assert at.tokens_per_s == pytest.approx(4e9 / at.read_bytes)
+    slower = forecast(demand, 12, 2048, 4e9, memory_bytes_per_s=100e9)
+    assert 1 / slower.tokens_per_s == pytest.approx(1 / at.tokens_per_s + 0.2)
+    # A long prompt asks for every expert, and finds 12 of 256 in memory.
+    assert at.first_chunk_s == pytest.approx(75 * 244 * 20e6 / 4e9, rel=1e-6)
+    assert touched(1, 8, 256) == pytest.approx(8)
+    held = forecast(demand, 256, 2048, 4e9)
+    assert (held.reads, held.tokens_per_s, held.first_chunk_s) == (0.0, float("inf"), 0.0)
