@@ -97,6 +97,7 @@ class Reader:
             self._changed.notify_all()
         for wanted in dropped:
             wanted.done.cancel()
+            wanted.done.set_running_or_notify_cancel()
         until = time.monotonic() + CLOSE_LIMIT_S
         for thread in self._threads:
             thread.join(max(until - time.monotonic(), 0))
@@ -125,7 +126,7 @@ class Reader:
                 if not queue:
                     self._changed.wait()
                 elif queue[0].done.cancelled():
-                    queue.popleft()
+                    queue.popleft().done.set_running_or_notify_cancel()
                 elif self._running and self._running_bytes + queue[0].size > self._most_bytes:
                     self._changed.wait()
                 else:
