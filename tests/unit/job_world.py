@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from mlxpool.parent.jobs.kinds.colibri_convert import ColibriConvert
 from mlxpool.parent.jobs.kinds.evaluate import Evaluate
 from mlxpool.parent.jobs.kinds.finetune import Finetune
 from mlxpool.parent.jobs.kinds.fuse import Fuse
@@ -18,7 +19,9 @@ from mlxpool.parent.jobs.kinds.quantize import Quantize
 from mlxpool.parent.library import Library
 from mlxpool.shared.config import Settings
 
-KINDS: dict[str, Any] = {kind.name: kind for kind in (Quantize(), Finetune(), Fuse(), Evaluate())}
+KINDS: dict[str, Any] = {
+    kind.name: kind for kind in (Quantize(), Finetune(), Fuse(), Evaluate(), ColibriConvert())
+}
 
 
 class Told:
