@@ -46,7 +46,8 @@ class ResidencyStats(msgspec.Struct, frozen=True):
 
 class TurnStats(msgspec.Struct, frozen=True):
     """One request, from its admission to its end. ttft_s: to its first token. read_bytes, wait_s: of experts
-    that were read for it, the draft layer's included."""
+    that were read for it, the draft layer's included. drafted, accepted: tokens guessed ahead, and those of
+    them that came."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -59,6 +60,8 @@ class TurnStats(msgspec.Struct, frozen=True):
     hit_rate: float = 0.0
     read_bytes: int = 0
     wait_s: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
 
 
 class PressureStats(msgspec.Struct, frozen=True):

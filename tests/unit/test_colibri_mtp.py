@@ -1,9 +1,10 @@
-"""The draft layer of a checkpoint: what it proposes, what is left of that after a round, whose slots it has."""
+"""The draft layer of a checkpoint: what it proposes, what is left of it after a round, whose slots it has."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,16 +16,22 @@ from mlx_lm.models.switch_layers import SwitchGLU
 
 from mlxpool.shared.checkpoint import CheckpointError
 from mlxpool.shared.colibri import artifact as artifacts
+from mlxpool.shared.colibri.launch import StreamLaunch
 from mlxpool.worker.colibri import load, mtp
+from mlxpool.worker.colibri.contract import Rows
+from mlxpool.worker.colibri.faults import ReadFault
 from mlxpool.worker.colibri.model import Model, layer_cache
 from mlxpool.worker.colibri.mtp import MtpDraft, add_draft_layer
+from mlxpool.worker.colibri.serving import load_streamed
+from mlxpool.worker.colibri.sources import FileSource
+from mlxpool.worker.engine.row import Row
 from mlxpool.worker.engine.terms import Loaded
 from mlxpool.worker.load import warmed_up
 from mlxpool.worker.request.plan import Plan
-from mlxpool.worker.text.events import Finish
+from mlxpool.worker.text.events import Failure, Finish
 from tests import tiny_glm
 from tests.tiny_glm import Weights
-from tests.tools.running_engine import Running, plan
+from tests.tools.running_engine import Running, plan, until
 from tests.unit.colibri_world import with_experts
 
 # Layer 0 is dense, layer 3 the draft layer; attention chooses past 32 tokens.
@@ -171,19 +178,13 @@ def test_the_last_token_is_not_guessed_for(untrained: Model) -> None:
 
 
 class Engines:
-    """Engines over models of the same numbers, drafted or not."""
+    """Engines that end with the test."""
 
     def __init__(self) -> None:
         self.started: list[Running] = []
 
-    async def start(self, model: Model, ahead: int, batch: int = 1) -> Running:
-        def loaded() -> Loaded:
-            model.tap = None
-            unasked: Any = None  # by engines without a prompt cache
-            made = warmed_up(model, 0, unasked)
-            return msgspec.structs.replace(made, draft=MtpDraft(model, ahead) if ahead else None)
-
-        running = Running(Path("unread"), batch, 32, loaded=loaded)
+    async def start(self, loaded: Callable[[], Loaded]) -> Running:
+        running = Running(Path("unread"), 1, 32, loaded=loaded)
         self.started.append(running)
         return await running.ready()
 
@@ -193,7 +194,22 @@ async def engines() -> AsyncIterator[Engines]:
     made = Engines()
     yield made
     for running in made.started:
+        stream = (await running.engine.loaded).stream
+        if stream is not None:
+            await running.engine.call(stream.close)
         running.stop()
+
+
+def in_memory(model: Model, ahead: int) -> Loaded:
+    """What an engine is given of a resident model. ahead: 0 for no drafts."""
+    model.tap = None
+    unasked: Any = None  # by engines without a prompt cache
+    draft = MtpDraft(model, ahead) if ahead else None
+    return msgspec.structs.replace(warmed_up(model, 0, unasked), draft=draft)
+
+
+def streamed(folder: Path, launch: StreamLaunch) -> Loaded:
+    return load_streamed(folder, launch, lambda _done, _total: None)
 
 
 async def answers(running: Running, plans: Sequence[Plan]) -> tuple[list[list[int]], int, int, int]:
@@ -218,8 +234,10 @@ async def test_answers_are_those_without_drafts_and_take_fewer_passes(
     model = resident(tiny_glm.write_experts(tmp_path, config, made, dtype="F32"), made)
     plans = [plan(prompt(length, length), max_tokens=30) for length in (1, 2, 20, 61)]
     plans += [plan(prompt(30, seed), max_tokens=30, temperature=0.8, seed=seed) for seed in (1, 2)]
-    alone, *_ = await answers(await engines.start(model, 0), plans)
-    ids, drafted, accepted, calls = await answers(await engines.start(model, ahead), plans)
+    alone, *_ = await answers(await engines.start(partial(in_memory, model, 0)), plans)
+    ids, drafted, accepted, calls = await answers(
+        await engines.start(partial(in_memory, model, ahead)), plans
+    )
     assert ids == alone
     assert drafted > accepted > 0
     assert calls + accepted == 30 * len(plans)
@@ -228,8 +246,8 @@ async def test_answers_are_those_without_drafts_and_take_fewer_passes(
 
 async def test_an_untrained_draft_layer_changes_no_answer(untrained: Model, engines: Engines) -> None:
     plans = [plan(prompt(length), max_tokens=24) for length in (3, 40)]
-    alone, *_ = await answers(await engines.start(untrained, 0), plans)
-    ids, drafted, _, _ = await answers(await engines.start(untrained, 3), plans)
+    alone, *_ = await answers(await engines.start(partial(in_memory, untrained, 0)), plans)
+    ids, drafted, _, _ = await answers(await engines.start(partial(in_memory, untrained, 3)), plans)
     assert (ids, drafted > 0) == (alone, True)
 
 
@@ -290,3 +308,96 @@ def test_a_folder_without_a_draft_layer_is_refused(
     model = load.build(found, "cpu")
     with pytest.raises(CheckpointError, match="holds no draft layer"):
         add_draft_layer(model, found, "cpu")  # type: ignore[arg-type]
+
+
+SLOTS = {
+    "one slot": StreamLaunch(slots=1, working_slots=4, mtp_slots=1, mtp_working_slots=4, drafts=3, chunk=32),
+    "some": StreamLaunch(slots=6, working_slots=8, mtp_slots=5, mtp_working_slots=8, drafts=3, chunk=32),
+    "all": StreamLaunch(slots=16, working_slots=0, mtp_slots=16, mtp_working_slots=0, drafts=3, chunk=32),
+}
+
+
+@pytest.mark.parametrize("launch", list(SLOTS.values()), ids=list(SLOTS))
+@pytest.mark.parametrize("form", ["experts", "container"])
+async def test_streamed_answers_are_those_without_drafts_and_the_layers_own_slots_are_used(
+    config: dict[str, Any],
+    numbers: Weights,
+    tmp_path: Path,
+    engines: Engines,
+    launch: StreamLaunch,
+    form: Literal["experts", "container"],
+) -> None:
+    made = agreeing(numbers, config, 0.15)
+    if form == "experts":
+        tiny_glm.write_experts(tmp_path, config, made, dtype="F32")
+    else:
+        tiny_glm.write_container(tmp_path, config, made)
+    plans = [plan(prompt(length, length), max_tokens=20) for length in (2, 50)]
+    undrafted = msgspec.structs.replace(launch, drafts=0)
+    alone, *_ = await answers(await engines.start(partial(streamed, tmp_path, undrafted)), plans)
+    drafted = await engines.start(partial(streamed, tmp_path, launch))
+    ids, guessed, accepted, calls = await answers(drafted, plans)
+    assert ids == alone
+    assert (accepted > 6, calls + accepted) == (True, 40)
+    stream = (await drafted.engine.loaded).stream
+    assert stream is not None
+    own = stream.stats().mtp
+    assert own is not None
+    assert (own.layers, own.experts, own.slots) == (1, 16, launch.mtp_slots)
+    assert own.read_bytes == own.loads * artifacts.read(tmp_path).layouts[3].record_bytes
+    if launch.mtp_slots < 16:
+        # A draft asks for one token's experts, and a catching up for none.
+        assert own.hits + own.misses == 4 * guessed
+        assert own.loads == own.misses > 4
+
+
+@pytest.fixture
+def agreeing_folder(config: dict[str, Any], numbers: Weights, tmp_path: Path) -> Path:
+    return tiny_glm.write_experts(tmp_path, config, agreeing(numbers, config, 0.15), dtype="F32")
+
+
+async def test_an_expert_of_the_draft_layer_that_cannot_be_read_ends_that_request_alone(
+    agreeing_folder: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await engines.start(partial(streamed, agreeing_folder, SLOTS["one slot"]))
+    of = plan(prompt(20), max_tokens=20)
+    (expected,), *_ = await answers(running, [of])
+    broken = [True]
+    fill = FileSource.fill
+
+    def failing(self: FileSource, layer: int, expert: int, rows: Rows) -> int:
+        if layer == 3 and broken:
+            broken.pop()
+            raise ReadFault(layer, expert, "out-mtp-00000.safetensors", "the disk is gone")
+        return fill(self, layer, expert, rows)
+
+    monkeypatch.setattr(FileSource, "fill", failing)
+    client = await running.ask(of)
+    (failure,) = (event for event in client.events if isinstance(event, Failure))
+    assert "layer 3, expert" in failure.error.message
+    assert "the disk is gone" in failure.error.message
+    assert (await answers(running, [of]))[0] == [expected]
+
+
+async def test_a_draft_is_given_up_when_nobody_waits_for_it(
+    agreeing_folder: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await engines.start(partial(streamed, agreeing_folder, SLOTS["one slot"]))
+    of = plan(prompt(20), max_tokens=20)
+    (expected,), *_ = await answers(running, [of])
+    rows: list[Row] = []
+    fill = FileSource.fill
+
+    def leaving(self: FileSource, layer: int, expert: int, rows_of: Rows) -> int:
+        if layer == 3 and rows and rows[0].emitted > 4:
+            rows.pop().cancelled = True
+        return fill(self, layer, expert, rows_of)
+
+    monkeypatch.setattr(FileSource, "fill", leaving)
+    client, row = running.submit(of)
+    rows.append(row)
+    await until(lambda: running.engine.pending == 0)
+    assert not any(isinstance(event, Finish | Failure) for event in client.events)
+    assert 4 < row.emitted < 20
+    assert running.engine.counters.cancelled == 1
+    assert (await answers(running, [of]))[0] == [expected]

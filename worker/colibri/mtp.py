@@ -74,7 +74,7 @@ class DraftLayer(DecoderLayer):
         return normed
 
 
-class _Head(nn.Module):
+class _Head(nn.Module):  # type: ignore[misc]  # mlx has no types here
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(width, eps=eps)
