@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from mlxpool.parent import streaming
 from mlxpool.shared import adapters, checkpoint
 from mlxpool.shared.adapters import Adapter, AdapterError, Fit, Stamp
 from mlxpool.shared.checkpoint import Tensor
@@ -131,6 +132,8 @@ def _available(adapter_id: str, shelved: _Shelved, fits: Mapping[str, Fit]) -> A
 
 def _fits(made: Sequence[Adapter], model: Path) -> list[Fit]:
     try:
+        if streaming.is_only_streamed(model):
+            return [Fit(False, "the model's experts are streamed, which goes with no adapter")] * len(made)
         tensors: Mapping[str, Tensor] = checkpoint.read(model).tensors
     except checkpoint.CheckpointError as problem:
         return [_unloadable(problem)] * len(made)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
 from mlxpool.parent.folders import Found, Times, is_settled, times
 from mlxpool.shared import checkpoint
+from mlxpool.shared.colibri import artifact, records
 from mlxpool.shared.config_values import is_model_name
 
 # A look costs a few system calls per repository; a download takes longer than this to end.
@@ -93,6 +94,8 @@ def is_whole(snapshot: Path) -> bool:
     except (OSError, checkpoint.CheckpointError):
         return False
     weights = {name for name in files if fnmatch(name, checkpoint.WEIGHTS_PATTERN)}
+    # Links of experts in a folder of their own are looked at when the model is read.
+    weights = weights or {name for name in files if fnmatch(name, _streamed_weights(files))}
     return (
         all(files.values())
         and checkpoint.CONFIG_FILE in files
@@ -101,6 +104,11 @@ def is_whole(snapshot: Path) -> bool:
         and not _missing_of_numbered(weights)
         and any(name in files for name in checkpoint.TOKENIZER_FILES)
     )
+
+
+def _streamed_weights(files: Collection[str]) -> str:
+    """What the weights of a folder that can only be streamed are called."""
+    return records.DENSE_PATTERN if records.INDEX_FILE in files else artifact.CONTAINER_PATTERN
 
 
 def _missing_of_numbered(weights: set[str]) -> bool:

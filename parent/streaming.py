@@ -47,6 +47,14 @@ def is_only_streamed(folder: Path) -> bool:
     return config["model_type"] in STREAMED_ARCHITECTURES or is_container(folder) or is_records(folder)
 
 
+def check_loadable(folder: Path) -> None:
+    """Whether a worker could load what is in the folder, in one way or the other. Raises CheckpointError."""
+    if is_only_streamed(folder):
+        read(folder, only=True)
+    else:
+        checkpoint.read(folder)
+
+
 def read(folder: Path, *, only: bool) -> Streamed:
     """What the headers say. Raises CheckpointError."""
     if not any((folder / name).is_file() for name in checkpoint.TOKENIZER_FILES):

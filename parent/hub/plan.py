@@ -1,8 +1,9 @@
 """Which files of a repository make the model, and whether there is room for them. Pure.
 
 A repository holds a model in many forms side by side: safetensors beside PyTorch and GGUF files, variants in
-other precisions, demos. What is chosen is what `checkpoint.read` and a worker read, and no more: config,
-`model*.safetensors`, tokenizer, templates. Code is never fetched: nothing here would run it.
+other precisions, demos. What is chosen is what a worker reads, and no more: config, `model*.safetensors`,
+tokenizer, templates; in their place what colibri's containers and converted experts consist of. Code is never
+fetched: nothing here would run it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from mlxpool.shared.checkpoint import CONFIG_FILE, INDEX_FILE, TOKENIZER_FILES
+from mlxpool.shared.colibri import records
 from mlxpool.shared.staging import PullError
 from mlxpool.shared.units import format_size
 
@@ -25,6 +27,8 @@ PLAN_FILE = "pull.json"
 _WEIGHTS = re.compile(r"model[^/]*\.safetensors")
 # A shard's place in its set; a variant's name ("model.fp16.safetensors") comes before it.
 _SHARD = re.compile(r"model(?P<variant>\.[^/]+?)?(?P<number>-\d+-of-\d+)?\.safetensors")
+_CONTAINER = re.compile(r"out-[^/]*\.safetensors")
+_RECORDS = re.compile(r"dense-[^/]*\.safetensors|experts/[^/.][^/]*\.bin")
 _BESIDE_WEIGHTS = re.compile(
     r"""  (?!pytorch_model|flax_model|tf_model|consolidated|params)[^/.][^/]*\.json
         | tokenizer[^/]*\.model | [^/.][^/]*\.tiktoken | vocab[^/]*\.txt | merges\.txt
@@ -69,7 +73,7 @@ class Plan(msgspec.Struct, frozen=True):
 def choose(repository: str, commit: str, files: Iterable[RemoteFile]) -> Plan:
     """The files that make the model. Raises PullError where they make none."""
     every = {file.path: file for file in files}
-    weights = _choose_weights(every)
+    weights = _choose_weights(every) or _choose_experts(every)
     others = [path for path in every if _BESIDE_WEIGHTS.fullmatch(path)]
     # Without the shards an index speaks of it would only mislead.
     others = [path for path in others if not path.endswith(".index.json") or path == INDEX_FILE]
@@ -111,3 +115,9 @@ def _choose_weights(every: Mapping[str, RemoteFile]) -> list[str]:
         return shards
     whole = [path for path, match in chosen.items() if match["number"] is None]
     return whole or shards
+
+
+def _choose_experts(every: Mapping[str, RemoteFile]) -> list[str]:
+    """The files of a folder that can only be streamed."""
+    form = _RECORDS if records.INDEX_FILE in every else _CONTAINER
+    return [path for path in every if form.fullmatch(path)]

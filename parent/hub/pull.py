@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from mlxpool.parent import streaming
 from mlxpool.parent.library import MODELS_FOLDER
 from mlxpool.shared import checkpoint, staging
 from mlxpool.shared.staging import Manifest, ManifestFile, PullError
@@ -67,7 +68,7 @@ def pull(home: Path, name: str, revision: str | None, report: Report, waiting: C
 def _check_published(target: Path, name: str, revision: str | None) -> None:
     """Raises PullError where what is there is broken, or is not what is asked for."""
     try:
-        checkpoint.read(target)
+        streaming.check_loadable(target)
     except checkpoint.CheckpointError as problem:
         raise PullError(
             f"{target} is there but broken ({problem}); `mlxpool rm {name}` removes it, then pull again"
@@ -94,7 +95,7 @@ def _pull(models: Path, stage: Path, target: Path, name: str, revision: str | No
     plans.check_room(plan, have, shutil.disk_usage(models).free, models)
     _fetch(plan, parts, model, have, report)
     try:
-        checkpoint.read(model)
+        streaming.check_loadable(model)
     except checkpoint.CheckpointError as problem:
         raise PullError(
             f"{name} is here whole, but can't be loaded ({problem}), so it was not published;"

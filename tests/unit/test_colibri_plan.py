@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.checkpoint import CheckpointError
-from mlxpool.shared.colibri import artifact
+from mlxpool.shared.colibri import artifact, needs
 from mlxpool.shared.colibri.geometry import indexer_types
 from mlxpool.shared.colibri.layout import Artifact
 from mlxpool.shared.colibri.plan import StreamPlan, Wishes, plan
@@ -312,6 +312,26 @@ def test_the_same_plan_in_the_shape_of_other_models(tiny: dict[str, Artifact]) -
     assert (other.context, other.explanation) == (made.context, made.explanation)
     # A latent and its rotated part on 7 layers and the draft layer, an indexer's key on 4, in float32.
     assert other.kv_bytes_per_token == (96 * 8 + 64 * 4) * 4
+
+
+@pytest.mark.parametrize("form", ["stacked", "experts", "container"])
+def test_what_stays_takes_what_the_plan_says(tiny: dict[str, Artifact], form: str) -> None:
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    from mlxpool.worker.colibri.load import build
+
+    model = build(artifact.on_backend(tiny[form], "cpu"), "cpu")
+    arrays = [array for _, array in tree_flatten(model.parameters())]
+    mx.eval(arrays)
+    assert sum(array.nbytes for array in arrays) == lines(planned(tiny[form], None))["resident"]
+
+
+def test_blocks_of_the_worker_are_as_large_as_the_plan_counts_them() -> None:
+    from mlxpool.worker.colibri import blocks, passes
+
+    assert blocks.SCORES_BYTES == needs.SCORE_BLOCK_BYTES
+    assert passes.BLOCK_BYTES == needs.ROUTED_BLOCK_BYTES
 
 
 @pytest.mark.parametrize(

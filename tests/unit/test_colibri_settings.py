@@ -9,6 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from mlxpool.parent.adapters import Shelf
+from mlxpool.parent.jobs.kinds.kind import Fault
+from mlxpool.parent.jobs.kinds.names import read_model
 from mlxpool.parent.library import Description, Library
 from mlxpool.parent.pool.specs import make_cache_launch, make_launch, make_spec
 from mlxpool.shared.colibri import artifact, tuned
@@ -18,6 +21,7 @@ from mlxpool.shared.colibri.tuned import Tuned
 from mlxpool.shared.config import Colibri, ModelSettings, Settings
 from mlxpool.shared.control import Launch
 from tests import tiny_glm
+from tests.tools import tiny_adapters
 
 from .test_library import write_model
 
@@ -140,6 +144,42 @@ def test_a_changed_folder_is_planned_anew_also_where_its_experts_lie_deeper(
     fault = library.describe(model, "cpu", 2**30).fault
     assert fault is not None
     assert fault.startswith(shard.name)
+
+
+def test_converted_experts_deeper_in_a_folder_are_seen_to_change(
+    home: Path, weights: tiny_glm.Weights
+) -> None:
+    folder = home / "models" / "records"
+    tiny_glm.write_records(folder, CONFIG, weights)
+    library = Library(Settings(home=home), home / "none")
+    model = library.resolve("records")
+    found = library.describe(model, "cpu", 2**30)
+    assert found.fault is None
+    assert found.size_bytes == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    layer = folder / "experts" / "003.bin"
+    os.truncate(layer, layer.stat().st_size // 2)
+    assert "experts/003.bin" in (library.describe(model, "cpu", 2**30).fault or "")
+
+
+def test_a_snapshot_of_a_container_in_the_cache_of_others_is_a_model(
+    tmp_path: Path, weights: tiny_glm.Weights
+) -> None:
+    repository = tmp_path / "cache" / "models--org--glm"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text("a" * 40)
+    tiny_glm.write_container(repository / "snapshots" / ("a" * 40), CONFIG, weights)
+    library = Library(Settings(home=tmp_path), tmp_path / "cache")
+    assert library.names() == ["org/glm"]
+    assert library.describe(library.resolve("org/glm"), "cpu", 2**30).stream is not None
+
+
+def test_neither_adapters_nor_jobs_take_a_model_that_is_streamed(home: Path) -> None:
+    library = Library(Settings(home=home), home / "none")
+    fault = read_model(library.resolve("glm"))
+    assert fault == Fault("model", "glm's experts are streamed; a job needs a model in memory")
+    tiny_adapters.make(home / "adapters" / "mine")
+    (one,) = Shelf(home / "adapters").available(home / "models/glm")
+    assert (one.fits, one.reason) == (False, "the model's experts are streamed, which goes with no adapter")
 
 
 # ---- what was tuned -------------------------------------------------------------------------------------

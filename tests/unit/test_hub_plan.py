@@ -44,6 +44,13 @@ def chosen(*paths: str) -> list[str]:
             ["model.fp32-00001-of-00001.safetensors"],
         ),
         (["model.bf16.safetensors"], []),
+        # What can only be streamed: colibri's containers, and converted experts.
+        (["out-00001.safetensors", "out-mtp-00000.safetensors"], ["consolidated.safetensors"]),
+        (["model.safetensors"], ["out-00001.safetensors"]),
+        (
+            ["experts.json", "experts/003.bin", "experts/004.bin", "dense-00001.safetensors"],
+            ["out-00001.safetensors", "experts/.hidden"],
+        ),
     ],
 )
 def test_one_set_of_weights_is_chosen(weights: list[str], left_out: list[str]) -> None:
