@@ -401,3 +401,15 @@ async def test_a_draft_is_given_up_when_nobody_waits_for_it(
     assert 4 < row.emitted < 20
     assert running.engine.counters.cancelled == 1
     assert (await answers(running, [of]))[0] == [expected]
+
+
+async def test_a_requests_telemetry_tells_what_was_drafted(agreeing_folder: Path, engines: Engines) -> None:
+    running = await engines.start(partial(streamed, agreeing_folder, SLOTS["some"]))
+    client = await running.ask(plan(prompt(20), max_tokens=20))
+    told = running.engine.streamed
+    assert told is not None
+    assert told.last_turn is not None
+    assert client.usage.speculation is not None
+    turn = told.last_turn
+    assert (turn.tokens, turn.accepted) == (20, client.usage.speculation.accepted)
+    assert turn.drafted == client.usage.speculation.drafted > 0

@@ -121,4 +121,6 @@ def turn(row: Row, begun: ExpertSummary, now: ExpertSummary, now_s: float) -> Tu
         hit_rate=hits / (hits + misses) if hits + misses else 0.0,
         read_bytes=now.read_bytes - begun.read_bytes,
         wait_s=now.wait_s - begun.wait_s,
+        drafted=row.drafted,
+        accepted=row.accepted,
     )
