@@ -7,7 +7,7 @@ wrong by gigabytes, so it is refused by its key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -91,7 +91,7 @@ def indexer_types(config: Mapping[str, Any], layers: int) -> tuple[IndexerType, 
         raise CheckpointError(
             f"config.json: {key} makes the first layer a shared one; no layer before it has chosen anything"
         )
-    return tuple(types)
+    return tuple(cast("list[IndexerType]", types))
 
 
 _TYPE_LISTS = ("indexer_types", "index_topk_pattern")
