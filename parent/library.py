@@ -6,11 +6,13 @@ up among the names found; it never becomes part of a path. Folders are looked at
 the times of the folders alone, so a model that was just pulled is there without a restart.
 
 The library owns its scan and its cache of descriptions. It is used by one thread, the parent's event loop;
-`describe` reads a few kilobytes per weight file when a folder has changed, and nothing otherwise.
+`describe` reads a few kilobytes per weight file when a folder has changed, and nothing otherwise; of streamed
+models it may be megabytes, which `look` reads ahead on a thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import os
 from pathlib import Path
@@ -194,6 +196,19 @@ class Library:
             return None
         return Resolved(model, said)
 
+    async def look(self) -> None:
+        """Read what has changed and takes long, on a thread: a streamed model's headers take a second."""
+        for model in self.models():
+            try:
+                stamp = artifact.stamp(model.path)
+                if self._knows(model.path, stamp) or not streaming.is_only_streamed(model.path):
+                    continue
+            except checkpoint.CheckpointError:
+                continue
+            read = await asyncio.to_thread(_read_folder, model.path, stamp)
+            if not self._knows(model.path, stamp):
+                self._folders[model.path] = read
+
     def describe(self, model: LibraryModel, backend: Backend, limit_bytes: int | None) -> Description:
         """The plan of one model within `limit_bytes`, or what is wrong with its folder. Never raises."""
         try:
@@ -237,10 +252,13 @@ class Library:
     def _folder(self, path: Path) -> _Folder:
         """What the files say, read again when they have changed. Raises CheckpointError if there are none."""
         stamp = artifact.stamp(path)
+        if not self._knows(path, stamp):
+            self._folders[path] = _read_folder(path, stamp)
+        return self._folders[path]
+
+    def _knows(self, path: Path, stamp: str) -> bool:
         known = self._folders.get(path)
-        if known is None or known.stamp != stamp:
-            known = self._folders[path] = _read_folder(path, stamp)
-        return known
+        return known is not None and known.stamp == stamp
 
     def _fit(
         self,

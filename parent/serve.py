@@ -125,6 +125,7 @@ async def serve(
     shown = f"[{host}]" if ":" in host else host
     print(f"mlxpool serves on http://{shown}:{port}", flush=True)
     _tell_memory(pool.budget)
+    await library.look()
     pool.start()
     await stop.wait()
     server.close()  # no new connections; those that are open get their answers or their error

@@ -69,6 +69,7 @@ class LibraryRoutes:
 
     async def view(self, _: web.Request) -> web.Response:
         """GET /api/library"""
+        await self._library.look()
         entries = []
         for model in self._library.models():
             entries.append(self._entry(model))
@@ -86,6 +87,7 @@ class LibraryRoutes:
             raise error("invalid_request", "model is missing; use ?model=NAME&context=TOKENS", param="model")
         model = self._library.resolve(request.query["model"])
         context = _context(request.query.get("context"))
+        await self._library.look()
         try:
             fit = self._library.fit(model, self._pool.backend, self._pool.budget.models_bytes, context)
         except CheckpointError as problem:

@@ -71,6 +71,7 @@ class ModelListing:
     async def list_models(self, request: web.Request) -> web.Response:
         """GET /v1/models: each model, and behind it one entry for each adapter in the home that fits it."""
         views, told = [], []
+        await self._library.look()
         models = self._library.models()
         fitting = await asyncio.to_thread(self._shelf.fitting, [model.path for model in models])
         for model in models:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from mlxpool.parent import streaming
 from mlxpool.parent.adapters import Shelf
 from mlxpool.parent.jobs.kinds.kind import Fault
 from mlxpool.parent.jobs.kinds.names import read_model
@@ -180,6 +182,25 @@ def test_neither_adapters_nor_jobs_take_a_model_that_is_streamed(home: Path) -> 
     tiny_adapters.make(home / "adapters" / "mine")
     (one,) = Shelf(home / "adapters").available(home / "models/glm")
     assert (one.fits, one.reason) == (False, "the model's experts are streamed, which goes with no adapter")
+
+
+async def test_headers_are_read_on_a_thread_before_they_are_asked_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[str] = []
+    read = streaming.read
+
+    def noted(folder: Path, *, only: bool) -> streaming.Streamed:
+        readers.append(threading.current_thread().name)
+        return read(folder, only=only)
+
+    monkeypatch.setattr(streaming, "read", noted)
+    library = Library(Settings(home=home), home / "none")
+    await library.look()
+    await library.look()
+    assert library.describe(library.resolve("glm"), "cpu", 2**30).fault is None
+    assert len(readers) == 1
+    assert readers[0] != threading.main_thread().name
 
 
 # ---- what was tuned -------------------------------------------------------------------------------------
