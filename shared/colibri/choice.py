@@ -72,6 +72,7 @@ def launch(own: ModelSettings, tuned: Tuned, plan: StreamPlan, usage_folder: str
         overlap=_switch(own.overlap, tuned.overlap),
         pins=own.pins or 0.0,
         reserve_bytes=plan.bytes_of("allocator_reserve"),
+        planned_bytes=plan.planned_bytes,
         usage_folder=usage_folder,
     )
 

@@ -20,7 +20,7 @@ class StreamLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue_depth: reads at once. in_flight_bytes: of them together, always one. prefetch: read what the next
     layer's router is likely to ask for. overlap: compute hits while misses are read. pins: share of the slots
     that learned favourites may keep, 0 for none. reserve_bytes: what MLX may hold in buffers beyond arrays
-    that stay.
+    that stay. planned_bytes: what the plan counts for the model in all.
     usage_folder: where the ledger of routed choices is kept, None for nowhere.
     """
 
@@ -38,4 +38,5 @@ class StreamLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap: bool = True
     pins: float = 0.0
     reserve_bytes: int = 0
+    planned_bytes: int = 0
     usage_folder: str | None = None

@@ -72,11 +72,14 @@ def test_a_streamed_model_is_found_planned_and_told_how(home: Path) -> None:
     assert found.size_bytes == sum(path.stat().st_size for path in (home / "models/glm").iterdir())
     told = launched(home, slots=3, context=512)
     assert (told.batch, told.context, told.kv_pool_bytes) == (1, 512, 512 * (7 * 96 + 4 * 64) * 4)
+    runtime = found.stream.bytes_of("runtime_reserve", "safety_reserve")
+    assert told.memory_limit_bytes == found.stream.planned_bytes - runtime
     assert told.stream == StreamLaunch(
         slots=3,
         working_slots=8,
         chunk=512,
         reserve_bytes=found.stream.bytes_of("allocator_reserve"),
+        planned_bytes=found.plan.planned_bytes,
         usage_folder=str(home / "colibri/usage"),
     )
     assert msgspec.json.decode(msgspec.json.encode(told), type=Launch) == told
