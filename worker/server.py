@@ -182,7 +182,7 @@ class Server:
             streamed.stats(),
             chunk=self._engine.width.tokens,
             context=launch.context,
-            planned_bytes=launch.memory_limit_bytes,
+            planned_bytes=launch.stream.planned_bytes if launch.stream is not None else 0,
             limit_bytes=launch.memory_limit_bytes + cached_bytes,
         )
 
