@@ -156,7 +156,7 @@ class Slab:
                     rows[new] = lay[place]
             elif moves:
                 array = self.arrays[key]
-                array[: len(moves)] = old[mx.array(moves)]
+                array[: len(moves)] = old[mx.array(list(moves))]
                 mx.eval(array)
             del old, lay
             # Freed arrays stay with MLX otherwise.

@@ -84,7 +84,7 @@ class Slots:
     def end_reads(self) -> None:
         """Nothing is being read any more when this returns. Faults are told to nobody: who needs the expert
         asks again."""
-        for expert in [one for one in self._coming if not self._drop(one)]:
+        for expert in [one for one in list(self._coming) if not self._drop(one)]:
             with contextlib.suppress(Exception):
                 self._finish(expert, used=expert not in self._unasked)
 
@@ -98,7 +98,7 @@ class Slots:
             self.begin(placements, demand=False)
 
     def take_in(self, needed: Collection[int]) -> None:
-        """A pass needs these. What was read ahead is counted in, what didn't get its turn is given up, what is
+        """A pass needs these. What was read ahead is counted in, what hadn't its turn is given up, what is
         still being read stays so."""
         ahead = len(self._coming)
         unbegun = 0
