@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlxpool.shared.backend import Backend
@@ -374,3 +374,57 @@ def test_runs_are_what_the_pieces_are_and_as_few_as_can_be(layout: ExpertLayout,
         return run.file, run.offset + sum(layout.pieces[index].size_bytes for index in run.pieces)
 
     assert not {end(run) for run in found} & {(run.file, run.offset) for run in found}
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("noise") / "noise.bin"
+    path.write_bytes(np.random.default_rng(5).bytes(60_001))
+    return path
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    offset=st.integers(0, 3000),
+    sizes=st.lists(st.one_of(st.integers(0, 2000), st.integers(5000, 9000)), min_size=1, max_size=6),
+    shifts=st.lists(st.one_of(st.just(None), st.integers(0, 511)), min_size=6, max_size=6),
+    unit=st.sampled_from([disk.Unit(512, 4), disk.Unit(512, 512), disk.Unit(4096, 512)]),
+)
+def test_direct_reads_of_any_place_and_length_are_whole(
+    noise: Path, offset: int, sizes: list[int], shifts: list[int | None], unit: disk.Unit
+) -> None:
+    """A shift of None lays a target as its file's blocks lie, so that they can go straight into it."""
+    wanted = noise.read_bytes()[offset : offset + sum(sizes)]
+    targets, at = [], offset
+    for size, shift in zip(sizes, shifts, strict=False):
+        begin = at % disk.BLOCK_BYTES if shift is None else shift
+        targets.append(disk.blocks(size + disk.BLOCK_BYTES)[begin : begin + size])
+        at += size
+    for io in ("direct", "buffered"):
+        with noise.open("rb") as file:
+            mode = disk.prepare([file.fileno()], io)
+            own = unit if io == "buffered" or unit.address >= mode.unit.address else mode.unit
+            for target in targets:
+                target[:] = 0xA5
+            disk.read_direct(file.fileno(), offset, targets, own, disk.Scratch())
+        assert b"".join(target.tobytes() for target in targets) == wanted
+
+
+def test_whole_blocks_go_straight_where_they_belong(noise: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    real = disk.os.preadv
+
+    def watched(descriptor: int, buffers: Any, offset: int) -> int:
+        asked.append([len(one) for one in buffers])
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(disk.os, "preadv", watched)
+    rows = [disk.blocks(20_000)[at : at + size] for at, size in ((104, 10_000), (104 + 10_000 - 8192, 9_000))]
+    with noise.open("rb") as file:
+        disk.read_direct(file.fileno(), 104, rows, disk.Unit(512, 512), disk.Scratch())
+        whole = noise.read_bytes()[104 : 104 + 19_000]
+        assert b"".join(row.tobytes() for row in rows) == whole
+        assert asked == [[512, 9216, 512, 8704, 512]]
+        asked.clear()
+        with pytest.raises(disk.Ended, match="it ends at byte 60001, where 99 more were due"):
+            disk.read_direct(file.fileno(), 60_000, [rows[0][:100]], disk.Unit(), disk.Scratch())

@@ -1,7 +1,10 @@
 """Positional reads into memory that is there already, through the page cache or past it.
 
-Past it (`direct`, Linux) offset, length and address have to be whole blocks. `uncached` keeps the page cache
-free of what is read: by F_NOCACHE on macOS, elsewhere by dropping the pages afterwards.
+Past it (`direct`, Linux) offset, length and address have to be multiples of what disk and driver transfer.
+Tensors in files begin anywhere; so the whole blocks within each go where they belong, all in one read, and
+only those that a tensor shares with its neighbours through a buffer. Where the driver wants more of an
+address than the tensor's place in the file leaves, everything goes through one. `uncached` keeps the page
+cache free of what is read: by F_NOCACHE on macOS, elsewhere by dropping the pages afterwards.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import resource
 import sys
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +27,38 @@ Bytes = npt.NDArray[np.uint8]
 
 # A multiple of every disk's logical block in use; also what a page of memory is at least.
 BLOCK_BYTES = 4096
+# Of offsets and lengths, of addresses: what disks ask for, the least first. Drivers of virtual machines want
+# 512 of addresses, NVMe's 4.
+_UNITS = ((512, 4), (512, 512), (4096, 4), (4096, 512))
 # Per read of those that go through a buffer: as large as a disk is asked for at once, small enough for the
 # processor's cache, from which it is copied on.
 THROUGH_BYTES = 2 * 2**20
 # macOS's fcntl to keep a file's reads out of the page cache; Python's module does not name it everywhere.
 F_NOCACHE = 48
+# What a system says where a file can't be read directly, or not in these units.
+_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 # Open files that the rest of a worker may want beside those of the experts.
 _OTHER_FILES = 256
 
 
 class Ended(Exception):
     """The file ends where bytes were due."""
+
+
+class Unit(NamedTuple):
+    """What direct reads have to be multiples of, in bytes: offsets and lengths; addresses."""
+
+    offset: int = BLOCK_BYTES
+    address: int = BLOCK_BYTES
+
+
+class Mode(NamedTuple):
+    """io: in use. reason: why it is another than the one asked for, "" where it is not (auto asks for none).
+    unit: of direct reads."""
+
+    io: IoMode
+    reason: str = ""
+    unit: Unit = Unit()
 
 
 class Scratch(threading.local):
@@ -61,18 +86,12 @@ def address(array: Bytes) -> int:
     return place
 
 
-def in_blocks(offset: int, targets: Sequence[Bytes]) -> bool:
-    """Whether a direct read may go into the targets themselves."""
-    return offset % BLOCK_BYTES == 0 and all(
-        target.nbytes % BLOCK_BYTES == 0 and address(target) % BLOCK_BYTES == 0 for target in targets
-    )
-
-
-def read_into(descriptor: int, offset: int, targets: Sequence[Bytes]) -> None:
-    """Fill the targets, one after the other, from the file. Raises OSError, or Ended."""
+def read_into(descriptor: int, offset: int, targets: Sequence[Bytes], needed: int | None = None) -> None:
+    """Fill the targets, one after the other, from the file. needed: the byte of the file up to which they
+    have to be filled, all of it where None. Raises OSError, or Ended."""
     left: list[Bytes] = [target for target in targets if target.nbytes]
-    end = offset + sum(target.nbytes for target in left)
-    while left:
+    end = offset + sum(target.nbytes for target in left) if needed is None else needed
+    while offset < end:
         got = os.preadv(descriptor, left, offset)
         offset += got
         # A direct read that goes on from within a block would be refused for that, not told to have ended.
@@ -82,6 +101,36 @@ def read_into(descriptor: int, offset: int, targets: Sequence[Bytes]) -> None:
             got -= left.pop(0).nbytes
         if got:
             left[0] = left[0][got:]
+
+
+def read_direct(descriptor: int, offset: int, targets: Sequence[Bytes], unit: Unit, scratch: Scratch) -> None:
+    """As `read_into`, of a file whose reads are direct."""
+    end = offset + sum(target.nbytes for target in targets)
+    wanted: list[Bytes] = []
+    # Parts of targets that share a block with something else, and where in the buffer they come to lie.
+    shared: list[tuple[Bytes, int]] = []
+    edges = scratch.take("edges", THROUGH_BYTES)
+    used = 0
+    start = place = offset - offset % unit.offset
+    at = offset
+    for target in targets:
+        until = at + target.nbytes
+        first, last = at + -at % unit.offset, until - until % unit.offset
+        if first < last and (address(target) + first - at) % unit.address == 0:
+            shared.append((target[: first - at], used + at - place))
+            wanted += edges[used : used + first - place], target[first - at : last - at]
+            used, place = used + first - place, last
+            shared.append((target[last - at :], used))
+        else:
+            shared.append((target, used + at - place))
+        at = until
+        if used + until - place > THROUGH_BYTES - unit.offset:
+            read_through(descriptor, offset, targets, edges)
+            return
+    wanted.append(edges[used : used + end + -end % unit.offset - place])
+    read_into(descriptor, start, wanted, end)
+    for part, of in shared:
+        np.copyto(part, edges[of : of + part.nbytes])
 
 
 def read_through(descriptor: int, offset: int, targets: Sequence[Bytes], buffer: Bytes) -> None:
@@ -120,42 +169,51 @@ def drop_pages(descriptor: int, offset: int, size: int) -> None:
         os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
 
-def prepare(descriptors: Sequence[int], wanted: IoMode) -> tuple[IoMode, str]:
-    """Set the files up for the mode that is wanted, or the next best one. Returns the mode in use and why it
-    is another than the one asked for, "" where it is not (auto asks for none). Raises OSError where one of
-    the files can't be read at all."""
+def prepare(descriptors: Sequence[int], wanted: IoMode) -> Mode:
+    """Set the files up for the mode that is wanted, or the next best one. Raises OSError where one of the
+    files can't be read at all."""
     if wanted == "buffered" or not descriptors:
-        return "buffered", ""
+        return Mode("buffered")
     if sys.platform == "darwin":
         for descriptor in descriptors:
             fcntl.fcntl(descriptor, F_NOCACHE, 1)
-        return "uncached", "macOS reads past the page cache as `uncached`" if wanted == "direct" else ""
+        return Mode("uncached", "macOS reads past the page cache as `uncached`" if wanted == "direct" else "")
     if wanted == "uncached":
-        return "uncached", ""
-    refused = _direct(descriptors)
-    if refused is None:
-        return "direct", ""
-    return "buffered", f"the file system refuses direct reads: {refused}"
-
-
-def _direct(descriptors: Sequence[int]) -> str | None:
-    """Make the files' reads direct, all of them or none. Returns why not."""
-    probe = blocks(BLOCK_BYTES)
-    done: list[int] = []
+        return Mode("uncached")
+    units: list[Unit] = []
     try:
         for descriptor in descriptors:
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
-            done.append(descriptor)
-            os.preadv(descriptor, [probe], 0)
+            units.append(_unit(descriptor))
     except OSError as problem:
-        for descriptor in done:
+        for descriptor in descriptors:
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-        if problem.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY):
+        if problem.errno not in _REFUSALS:
             raise
-        return problem.strerror or str(problem)
-    return None
+        refused = problem.strerror or str(problem)
+        return Mode("buffered", f"the file system refuses direct reads: {refused}")
+    return Mode("direct", unit=Unit(max(unit.offset for unit in units), max(unit.address for unit in units)))
+
+
+def _unit(descriptor: int) -> Unit:
+    """What the file's reads have to be multiples of, found out by trying. Raises OSError where not even whole
+    blocks can be read."""
+    memory = blocks(4 * BLOCK_BYTES)
+    for offset, address_step in _UNITS:
+        # More than a page, from within one: less is taken by drivers that would refuse a real read.
+        target = memory[address_step : address_step + 2 * BLOCK_BYTES]
+        try:
+            whole = os.preadv(descriptor, [target], offset) == target.nbytes
+        except OSError as problem:
+            if problem.errno not in _REFUSALS:
+                raise
+        else:
+            # A file too short to tell by.
+            return Unit(offset, address_step) if whole else Unit()
+    os.preadv(descriptor, [memory], 0)
+    return Unit()
 
 
 def allow_files(count: int) -> None:

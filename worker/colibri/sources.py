@@ -2,8 +2,7 @@
 
 What lies side by side on disk is fetched by one read: a record whole, of colibri's container the three
 matrices and the three scales, of stacked files each part alone. Where slots hold what the disk holds, the
-read's target is the slot itself. Reads that pass the page cache want offset, length and address in whole
-blocks; where one of them isn't, blocks go through a small buffer of the thread.
+read's target is the slot itself.
 
 Files are opened once, so that one that is deleted or replaced later is still read as it was.
 """
@@ -57,11 +56,12 @@ class FileSource:
     """contract.ExpertSource over files.
 
     artifact: with layouts as this backend's slots hold them. io: the mode in use; io_reason: why it is not
-    the one asked for, "" where it is.
+    the one asked for, "" where it is. unit: of direct reads.
     """
 
-    def __init__(self, artifact: Artifact, files: dict[str, BinaryIO], io: IoMode, io_reason: str) -> None:
-        self.artifact, self.io, self.io_reason = artifact, io, io_reason
+    def __init__(self, artifact: Artifact, files: dict[str, BinaryIO], mode: disk.Mode) -> None:
+        self.artifact = artifact
+        self.io, self.io_reason, self.unit = mode
         self._files = files
         self._descriptors = {name: file.fileno() for name, file in files.items()}
         self._layouts = artifact.layouts
@@ -84,9 +84,8 @@ class FileSource:
     def _read(self, layer: int, expert: int, run: Run, targets: Sequence[Bytes]) -> None:
         descriptor = self._descriptors[run.file]
         try:
-            if self.io == "direct" and not disk.in_blocks(run.offset, targets):
-                buffer = self._scratch.take("through", disk.THROUGH_BYTES)
-                disk.read_through(descriptor, run.offset, targets, buffer)
+            if self.io == "direct":
+                disk.read_direct(descriptor, run.offset, targets, self.unit, self._scratch)
             else:
                 disk.read_into(descriptor, run.offset, targets)
             if self.io == "uncached":
@@ -114,7 +113,7 @@ def open_source(artifact: Artifact, backend: Backend, io: IoMode = "auto") -> Fi
             size = os.fstat(files[name].fileno()).st_size
             if size < end:
                 raise CheckpointError(f"{name}: {end - size} bytes shorter than it was: {holds} is not whole")
-        mode, reason = disk.prepare([file.fileno() for file in files.values()], io)
+        mode = disk.prepare([file.fileno() for file in files.values()], io)
     except (OSError, CheckpointError) as problem:
         for file in files.values():
             file.close()
@@ -122,7 +121,7 @@ def open_source(artifact: Artifact, backend: Backend, io: IoMode = "auto") -> Fi
             name = Path(str(problem.filename)).name
             raise CheckpointError(f"{name}: can't be opened: {problem.strerror}") from None
         raise
-    return FileSource(artifacts.on_backend(artifact, backend), files, mode, reason)
+    return FileSource(artifacts.on_backend(artifact, backend), files, mode)
 
 
 def _ends(artifact: Artifact) -> dict[str, tuple[int, str]]:
