@@ -12,7 +12,6 @@ models it may be megabytes, which `look` reads ahead on a thread.
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import os
 from pathlib import Path
@@ -198,6 +197,9 @@ class Library:
 
     async def look(self) -> None:
         """Read what has changed and takes long, on a thread: a streamed model's headers take a second."""
+        # Commands that ask nothing of a loop have no time for its import.
+        import asyncio
+
         for model in self.models():
             try:
                 stamp = artifact.stamp(model.path)
