@@ -16,7 +16,9 @@ WriteMode = Literal["auto", "direct", "assign"]
 class StreamLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """slots: per layer of experts. working_slots: shared by all layers of a kind, for what a pass needs
     beyond them, and swept through in prefill. mtp_slots, mtp_working_slots: the same of the draft layer.
-    drafts: tokens drafted ahead, 0 without the draft layer. chunk: widest prefill chunk, in tokens.
+    drafts: tokens drafted ahead, 0 without the draft layer. draft_confidence: the least probability of a
+    draft by the draft layer, 0 for any; the first that lacks it ends the drafting. chunk: widest prefill
+    chunk, in tokens.
     queue_depth: reads at once. in_flight_bytes: of them together, always one. prefetch: read what the next
     layer's router is likely to ask for. overlap: compute hits while misses are read. pins: share of the slots
     that learned favourites may keep, 0 for none. reserve_bytes: what MLX may hold in buffers beyond arrays
@@ -29,6 +31,7 @@ class StreamLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mtp_slots: int = 0
     mtp_working_slots: int = 0
     drafts: int = 0
+    draft_confidence: float = 0.0
     chunk: int = 2048
     io: IoMode = "auto"
     write: WriteMode = "auto"

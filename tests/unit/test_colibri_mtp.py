@@ -153,6 +153,28 @@ def test_a_prompt_in_chunks_is_taken_in_whole_up_to_the_window(
     assert draft.propose(ids, 2, best) == expected(untrained, ids, 50, 2)
 
 
+def test_the_first_draft_that_is_not_likely_enough_ends_the_drafts(untrained: Model) -> None:
+    ids = prompt(30)
+    probabilities: list[float] = []
+
+    def noting(logits: mx.array, _ahead: int) -> mx.array:
+        probabilities.append(float(np.array(mx.softmax(logits[0])).max()))
+        return mx.argmax(logits, axis=-1)
+
+    def drafts(confidence: float) -> list[int]:
+        draft = MtpDraft(untrained, 5, confidence)
+        untrained(mx.array([ids[:-1]]), untrained.make_cache())
+        draft.open()
+        return list(draft.propose(ids, 5, noting))
+
+    every = drafts(0.0)
+    assert len(every) == len(probabilities) == 5
+    for one in list(probabilities):
+        kept = next((place for place, other in enumerate(probabilities[:5]) if other < one + 1e-6), 5)
+        assert drafts(one + 1e-6) == every[:kept]
+    assert drafts(1.1) == []
+
+
 def test_other_rows_passes_are_nothing_to_guess_from(untrained: Model) -> None:
     draft, ids = MtpDraft(untrained, 2), prompt(12)
     other = [*prompt(12, seed=9)[:-2], (ids[-2] + 1) % 256]

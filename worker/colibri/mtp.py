@@ -105,10 +105,16 @@ class _Heard(NamedTuple):
 
 
 class MtpDraft:
-    """A `Draft` over a model that has its draft layer. It hears of every pass by the model's `tap`."""
+    """A `Draft` over a model that has its draft layer. It hears of every pass by the model's `tap`.
 
-    def __init__(self, model: Any, ahead: int) -> None:
+    confidence: the least probability, by the draft layer and at temperature 1, that a draft must have. To
+    guess costs the experts of one layer, to verify a guess those of all: where these come from disk a guess
+    that is likely wrong is dearer than none. The first that lacks it is the end of the drafts.
+    """
+
+    def __init__(self, model: Any, ahead: int, confidence: float = 0.0) -> None:
         self.ahead = ahead
+        self._confidence = confidence
         self._model = model
         self._layer: DraftLayer = model.mtp
         self._full = "indexer" in self._layer.self_attn
@@ -160,8 +166,13 @@ class MtpDraft:
         drafts: list[int] = []
         while True:
             behind = self._layer.state(x[:, -1:], cache)
-            token = draw(self._model.lm_head(behind)[:, -1], len(drafts))
-            mx.eval(token, [each.keys for each in cache.caches], [each.values for each in cache.caches])
+            logits = self._model.lm_head(behind)[:, -1].astype(mx.float32)
+            token = draw(logits, len(drafts))
+            likely = mx.exp(logits[0, token] - mx.logsumexp(logits))
+            held = [(each.keys, each.values) for each in cache.caches]
+            mx.eval(token, likely, held)  # type: ignore[no-untyped-call]
+            if np.array(likely)[0] < self._confidence:
+                return drafts
             drafts.append(int(np.array(token)[0]))
             if len(drafts) == count:
                 return drafts

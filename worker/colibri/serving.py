@@ -71,7 +71,7 @@ def load_streamed(folder: Path, launch: StreamLaunch, progress: Callable[[int, i
                 raise
     except (CheckpointError, ReadFault) as problem:
         raise load.LoadError(str(problem)) from problem
-    draft = MtpDraft(model, launch.drafts) if launch.drafts else None
+    draft = MtpDraft(model, launch.drafts, launch.draft_confidence) if launch.drafts else None
     return msgspec.structs.replace(loaded, draft=draft)
 
 
