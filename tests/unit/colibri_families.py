@@ -66,8 +66,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def write(kind: str, folder: Path, bits: int | None = 4) -> Path:
-    """A random checkpoint in float32, or packed from it in groups of 32."""
+def write(kind: str, folder: Path, bits: int | None = 4, each: bool = False) -> Path:
+    """A random checkpoint in float32, or packed from it in groups of 32. each: with a tensor per expert, as
+    such models are published."""
     config = {**_COMMON, "model_type": kind, **CONFIGS[kind]}
     architecture = importlib.import_module(f"mlx_lm.models.{kind}")
     model = architecture.Model(architecture.ModelArgs.from_dict(config))
@@ -84,6 +85,11 @@ def write(kind: str, folder: Path, bits: int | None = 4) -> Path:
         model, config = quantize_model(model, config, group_size=32, bits=bits)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = dict(tree_flatten(model.parameters()))
+    if each:
+        for name in [name for name in tensors if ".switch_mlp." in name]:
+            before, after = name.split(".switch_mlp.")
+            for expert, tensor in enumerate(tensors.pop(name)):
+                tensors[f"{before}.experts.{expert}.{after}"] = tensor
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
     tiny_models.tokenizer().save(str(folder / "tokenizer.json"))

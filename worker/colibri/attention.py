@@ -26,7 +26,7 @@ from mlxpool.worker.colibri.indexer import Indexer
 ABSORBED_QUERIES = 8
 
 
-class Attention(deepseek_v32.DeepseekV32Attention):
+class Attention(deepseek_v32.DeepseekV32Attention):  # type: ignore[misc]  # mlx-lm has no types here
     """full: whether it has an indexer. Without one it looks where it is told, or everywhere."""
 
     def __init__(self, args: Any, full: bool) -> None:
@@ -36,7 +36,7 @@ class Attention(deepseek_v32.DeepseekV32Attention):
         else:
             del self.indexer
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self, x: mx.array, cache: CacheList | None, chosen: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
         """What it adds to x [B, L, D], and the positions that the next layers look at.
@@ -94,7 +94,8 @@ class Attention(deepseek_v32.DeepseekV32Attention):
         out = scaled_dot_product_attention(q_nope, latent, latent, cache=None, scale=self.scale, mask=scores)
         if chosen is not None:
             out = out.reshape(rows, length, heads, -1).transpose(0, 2, 1, 3)
-        return self.unembed_out(out)
+        values: mx.array = self.unembed_out(out)
+        return values
 
     def _expanded(
         self,

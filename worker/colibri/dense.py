@@ -39,9 +39,8 @@ class Packing(NamedTuple):
 
 def packing(name: str, shape: tuple[int, int], weight: mx.array, scales: mx.array) -> Packing:
     """What a matrix's bytes and scales say of it. Raises CheckpointError that names it."""
-    form = container_form(
-        name, shape, *(Tensor(dtype_name(each.dtype), each.shape, each.nbytes) for each in (weight, scales))
-    )
+    raw, beside = (Tensor(dtype_name(each.dtype), each.shape, each.nbytes) for each in (weight, scales))
+    form = container_form(name, shape, raw, beside)
     # The largest that fits, for fewer constants to read.
     group = form.group_size or next(group for group in GROUP_SIZES if shape[1] % group == 0)
     return Packing(form.bits, group, form.scheme == "row")
@@ -64,7 +63,7 @@ class Constants:
         return held[:count].reshape(shape)
 
 
-class Packed(nn.Module):
+class Packed(nn.Module):  # type: ignore[misc]  # mlx has no types here
     """A matrix [..., O, I], or one for each head, and its product with float32 inputs.
 
     Per row: `weight`, and `row_scales` that broadcast to the product. In groups: `weight`, `scales`,

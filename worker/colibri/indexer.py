@@ -23,7 +23,7 @@ from mlxpool.worker.colibri.blocks import causal, spans
 _KEY_NORM_EPS = 1e-6
 
 
-class Indexer(deepseek_v32.Indexer):
+class Indexer(deepseek_v32.Indexer):  # type: ignore[misc]  # mlx-lm has no types here
     """mlx-lm's, but for its norm, the type of its scores, its cache and their computation in blocks."""
 
     def __init__(self, args: Any) -> None:

@@ -18,6 +18,7 @@ from mlx_lm.utils import _get_classes, infer_quant_config
 
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.checkpoint import CheckpointError
+from mlxpool.shared.colibri import geometry
 from mlxpool.shared.colibri.layout import Artifact, ExpertLayout, Place
 from mlxpool.worker.colibri import dense
 from mlxpool.worker.colibri.model import Model, arguments
@@ -31,7 +32,7 @@ _KV = "self_attn.kv_b_proj.weight"
 Tensors = dict[str, mx.array]
 
 
-class Absent(nn.Module):
+class Absent(nn.Module):  # type: ignore[misc]  # mlx has no types here
     """Where a layer's routed experts belong. activation: what stands between their projections."""
 
     def __init__(self, activation: Any) -> None:
@@ -88,28 +89,34 @@ def _of_another_family(artifact: Artifact) -> tuple[nn.Module, Tensors]:
     if artifact.form == "records":
         return model, _read(artifact, artifact.dense)
     for file in artifact.files:
-        tensors |= mx.load(str(Path(artifact.folder, file)))
+        tensors |= _tensors(artifact, file)
     if hasattr(model, "sanitize"):
         tensors = model.sanitize(tensors)
     experts = tuple(f"{layout.module}." for layout in artifact.layers)
     return model, {name: tensor for name, tensor in tensors.items() if not name.startswith(experts)}
 
 
+def _tensors(artifact: Artifact, file: str) -> Tensors:
+    """All of a file's, lazy."""
+    held: Any = mx.load(str(Path(artifact.folder, file)))
+    return dict(held)
+
+
 def _read(artifact: Artifact, places: Mapping[str, Place]) -> Tensors:
     """Lazy tensors of these names."""
     found: Tensors = {}
     for file in sorted({place.file for place in places.values()}):
-        held = mx.load(str(Path(artifact.folder, file)))
+        held = _tensors(artifact, file)
         found |= {name: held[name] for name, place in places.items() if place.file == file}
     return found
 
 
 def _fill(module: nn.Module, tensors: Tensors, artifact: Artifact, backend: Backend) -> None:
     """Give a module its tensors, in modules that hold them as they are packed."""
-    quantization = artifact.config.get("quantization")
+    quantization = _quantization(artifact.config)
     if artifact.form == "container":
         tensors = _unpacked(module, tensors)
-    elif isinstance(quantization, dict):
+    elif quantization is not None:
         _quantise(module, tensors, quantization)
     elif backend == "cpu":
         # Its kernels for 16 bits are scalar, and its gathered product knows float32 only.
@@ -164,6 +171,18 @@ def _keys_and_values(
         for place, half in zip(("embed_q", "unembed_out"), halves, strict=True)
         for part, each in half.items()
     }
+
+
+def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """How MLX packed the weights; None where it didn't. Raises CheckpointError."""
+    for key in ("quantization", "quantization_config"):
+        said = config.get(key)
+        # Published checkpoints have others' quantization_config, of weights that are none of MLX's.
+        if isinstance(said, dict) and (key == "quantization" or "quant_method" not in said):
+            for name in ("group_size", "bits"):
+                geometry.number(said, name)
+            return said
+    return None
 
 
 def _quantise(module: nn.Module, tensors: Tensors, quantization: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ _SWITCHES = {"norm_topk_prob": True, "attention_bias": False, "indexer_rope_inte
 
 
 @dataclass
-class ModelArgs(glm_moe_dsa.ModelArgs):
+class ModelArgs(glm_moe_dsa.ModelArgs):  # type: ignore[misc]  # mlx-lm has no types here
     """full_layers: by layer whether it has an indexer; none has where attention is dense."""
 
     full_layers: tuple[bool, ...] = ()
@@ -102,7 +102,7 @@ def _positive(config: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
-class Gate(deepseek_v32.MoEGate):
+class Gate(deepseek_v32.MoEGate):  # type: ignore[misc]  # mlx-lm has no types here
     """In float32, inputs too: small differences decide which expert is the eighth."""
 
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
@@ -118,7 +118,7 @@ class Gate(deepseek_v32.MoEGate):
         return chosen
 
 
-class DecoderLayer(deepseek_v32.DeepseekV32DecoderLayer):
+class DecoderLayer(deepseek_v32.DeepseekV32DecoderLayer):  # type: ignore[misc]  # mlx-lm has no types here
     """full: whether it has an indexer. index: decides whether it has experts."""
 
     def __init__(self, args: ModelArgs, index: int, full: bool) -> None:
@@ -127,7 +127,7 @@ class DecoderLayer(deepseek_v32.DeepseekV32DecoderLayer):
         if isinstance(self.mlp, deepseek_v32.DeepseekV32MoE):
             self.mlp.gate = Gate(args)
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self, x: mx.array, cache: CacheList | None = None, chosen: mx.array | None = None
     ) -> tuple[mx.array, mx.array | None]:
         """x [B, L, D] as the next layer has it, and the positions that the next layers look at."""
@@ -136,7 +136,7 @@ class DecoderLayer(deepseek_v32.DeepseekV32DecoderLayer):
         return x + self.mlp(self.post_attention_layernorm(x)), chosen
 
 
-class Trunk(nn.Module):
+class Trunk(nn.Module):  # type: ignore[misc]  # mlx has no types here
     """Embedding, layers, final norm."""
 
     def __init__(self, args: ModelArgs) -> None:
@@ -147,14 +147,14 @@ class Trunk(nn.Module):
 
     def __call__(self, tokens: mx.array, cache: Caches | None = None) -> mx.array:
         """[B, L, D] behind the last layer, before the final norm."""
-        x = self.embed_tokens(tokens)
+        x: mx.array = self.embed_tokens(tokens)
         chosen: mx.array | None = None
         for layer, held in zip(self.layers, cache or [None] * len(self.layers), strict=True):
             x, chosen = layer(x, held, chosen)
         return x
 
 
-class Model(deepseek_v32.Model):
+class Model(deepseek_v32.Model):  # type: ignore[misc]  # mlx-lm has no types here
     """What mlx-lm calls a model. Of its class it keeps what renames and reshapes a checkpoint's tensors.
 
     tap: told of each pass by its tokens [B, L] and what it has before the final norm [B, L, D].
@@ -179,11 +179,13 @@ class Model(deepseek_v32.Model):
 
     def hidden(self, inputs: mx.array, cache: Caches | None = None) -> mx.array:
         """[B, L, D] before the final norm."""
-        return self.model(inputs, cache)
+        hidden: mx.array = self.model(inputs, cache)
+        return hidden
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Logits [B, L, V] of what `hidden` gave."""
-        return self.lm_head(self.model.norm(hidden))
+        logits: mx.array = self.lm_head(self.model.norm(hidden))
+        return logits
 
     @property
     def layers(self) -> list[DecoderLayer]:
