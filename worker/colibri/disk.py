@@ -92,7 +92,7 @@ def read_into(descriptor: int, offset: int, targets: Sequence[Bytes], needed: in
     left: list[Bytes] = [target for target in targets if target.nbytes]
     end = offset + sum(target.nbytes for target in left) if needed is None else needed
     while offset < end:
-        got = os.preadv(descriptor, left, offset)
+        got = os.preadv(descriptor, [one.data for one in left], offset)
         offset += got
         # A direct read that goes on from within a block would be refused for that, not told to have ended.
         if offset < end and (not got or offset >= os.fstat(descriptor).st_size):
@@ -141,7 +141,7 @@ def read_through(descriptor: int, offset: int, targets: Sequence[Bytes], buffer:
         # After a read that was cut short within a block, from that block's beginning again.
         place = offset - offset % BLOCK_BYTES
         wanted = min(buffer.nbytes, -(-(end - place) // BLOCK_BYTES) * BLOCK_BYTES)
-        got = min(os.preadv(descriptor, [buffer[:wanted]], place), end - place)
+        got = min(os.preadv(descriptor, [buffer[:wanted].data], place), end - place)
         if place + got <= offset:
             raise Ended(_ended(offset, end))
         pending = _spread(buffer[offset - place : got], pending)
@@ -205,14 +205,14 @@ def _unit(descriptor: int) -> Unit:
         # More than a page, from within one: less is taken by drivers that would refuse a real read.
         target = memory[address_step : address_step + 2 * BLOCK_BYTES]
         try:
-            whole = os.preadv(descriptor, [target], offset) == target.nbytes
+            whole = os.preadv(descriptor, [target.data], offset) == target.nbytes
         except OSError as problem:
             if problem.errno not in _REFUSALS:
                 raise
         else:
             # A file too short to tell by.
             return Unit(offset, address_step) if whole else Unit()
-    os.preadv(descriptor, [memory], 0)
+    os.preadv(descriptor, [memory.data], 0)
     return Unit()
 
 
