@@ -14,8 +14,8 @@ variation distance d (Daliri et al., 2025), where fresh randomness gets 1 - d.
 A position is drawn only once the token before it has gone through the row's grammar, its text and its
 penalties, as in a step, so nothing of those is ever taken back. The caches are: what the pass wrote for
 drafts that did not come is cut off again. What it wrote for those that came is what single steps would have
-written up to the rounding of products of several rows (4e-6 in float32), as between prefill and decode. Rows whose caches can't be cut exactly, and rows that share passes,
-are not drafted. Engine thread only.
+written, up to the rounding of products of several rows (4e-6 in float32), as between prefill and decode.
+Rows whose caches can't be cut exactly, and rows that share passes, are not drafted. Engine thread only.
 """
 
 from __future__ import annotations
