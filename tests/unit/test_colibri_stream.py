@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models.cache import make_prompt_cache
 
 from mlxpool.shared.colibri import artifact as artifacts
 from mlxpool.shared.colibri.launch import StreamLaunch
@@ -24,7 +25,7 @@ from mlxpool.worker.colibri.reader import Reader
 from mlxpool.worker.colibri.sources import open_source
 from mlxpool.worker.colibri.stream import ExpertStream
 from tests import tiny_glm
-from tests.unit import colibri_world
+from tests.unit import colibri_families, colibri_world
 
 # More than attention may choose (32), more than a chunk of 64.
 PROMPT = [int(one) for one in np.random.default_rng(5).integers(0, 250, 72)]
@@ -218,6 +219,22 @@ def test_streamed_equals_resident_in_every_form(
         model, stream, _ = streamed(folder, slots, working)
         assert _same(_answer(model, prompt, 17, 3), answer)
         assert stream.stats().main.misses > 0
+
+
+@pytest.mark.parametrize("kind", list(colibri_families.CONFIGS))
+def test_streamed_equals_resident_in_other_architectures(
+    kind: str, tmp_path: Path, streamed: Callable[..., Streamed]
+) -> None:
+    folder = colibri_families.write(kind, tmp_path / kind)
+    models = colibri_world.resident(folder), streamed(folder, 3, 2).model
+    resident, ours = (_logits(model) for model in models)
+    assert np.array_equal(resident, ours)
+
+
+def _logits(model: Any) -> Numbers:
+    cache = make_prompt_cache(model)
+    inputs = [PROMPT[:40], *([token] for token in PROMPT[40:44])]
+    return np.array(mx.concatenate([model(mx.array([part]), cache)[0] for part in inputs]).astype(mx.float32))
 
 
 def test_a_chunk_reads_each_expert_that_it_needs_once(

@@ -88,7 +88,7 @@ def _guess(model: Any, layout: ExpertLayout, after: ExpertLayout, top_k: int) ->
     if here is None or there is None:
         return None
     first, second = (_norm(layer) for layer in (here[0], there[0]))
-    router = getattr(there[1], "gate", None) or getattr(there[1], "router", None)
+    router = getattr(there[1], "gate", getattr(there[1], "router", None))
     if router is None or first is None or second is None or first.shape != second.shape:
         return None
     small = mx.abs(first) < _TINY

@@ -170,14 +170,14 @@ class ExpertStream:
         self._put(model, layout, self._draft)
 
     def _put(self, model: nn.Module, layout: ExpertLayout, of: _Set) -> Layer:
-        activation: Any = getattr(module_at(model, layout.module), "activation", None)
+        activation: Any = getattr(module_at(model, layout.module), "activation", SwiGLU())
         slots = min(of.slots, layout.experts)
         if slots < 1:
             raise ValueError(f"layer {layout.layer}: at least one slot is needed, not {of.slots}")
         layer = Layer(
             Slots(layout, Slab(layout, slots, self._mode), of.reads, max(1, self.artifact.top_k - 1)),
             of.working_of(layout),
-            Experts(layout, activation or SwiGLU(), self._constants),
+            Experts(layout, activation, self._constants),
             of.reads,
             self._pulse,
             self.ledger,
