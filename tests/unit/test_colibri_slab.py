@@ -110,6 +110,18 @@ def test_a_product_that_waits_to_run_reads_what_lay_there_when_it_was_asked_for(
     assert np.array_equal(np.array(product), written["up_proj", "scales"])
 
 
+def test_products_that_have_run_are_not_kept() -> None:
+    slab = Slab(_layout(), 2, "direct")
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    for _ in range(200):
+        product = mx.broadcast_to(slab.arrays["up_proj", "scales"][0][:1], (1 << 16,)) + 0
+        slab.hold(product)
+        mx.eval(product)
+    del product
+    assert mx.get_active_memory() - before < 16 << 16
+
+
 def test_the_mode_of_writing_is_what_the_backend_can_do() -> None:
     assert writing("auto") == "direct"
     assert writing("direct") == "direct"

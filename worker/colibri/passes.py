@@ -134,7 +134,8 @@ class Layer:
     def _resident(self, x: mx.array, indices: mx.array) -> mx.array:
         """As mlx-lm does it, without knowing here what was routed to."""
         self._uncounted.append(indices)
-        if len(self._uncounted) > _UNCOUNTED:
+        # The last layer of a long prompt's chunk is computed for nobody; what waits keeps its inputs alive.
+        if len(self._uncounted) > _UNCOUNTED or indices.size >= SORTED_FROM:
             self.count_routed(but_last=True)
         if self._ordered_at != self.slots.changes:
             held = self.slots.table.held

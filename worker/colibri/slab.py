@@ -31,6 +31,10 @@ Writing = Literal["direct", "assign"]
 # What the strictest disk asks of an address that it reads into without the page cache.
 PAGE_BYTES = 4096
 
+# Products that are kept to be asked whether they have run. They are of steps, so the older ones have; without
+# a bound those of a layer that nothing is missing from would be kept for ever.
+_PENDING = 8
+
 _TYPES: dict[str, mx.Dtype] = {
     "U8": mx.uint8,
     "U32": mx.uint32,
@@ -132,6 +136,8 @@ class Slab:
 
     def hold(self, product: mx.array) -> None:
         """This reads the slots when it runs."""
+        if len(self._pending) >= _PENDING:
+            self.settle()
         self._pending.append(product)
 
     def settle(self) -> None:

@@ -72,7 +72,7 @@ class _Set:
             experts=max((table.experts for table in tables), default=0),
             slots=max((table.slots for table in tables), default=0),
             planned_slots=self.planned,
-            working_slots=max((slab.slots for slab in self._slabs.values()), default=0),
+            working_slots=max((slab.slots for slab in list(self._slabs.values())), default=0),
             resident=sum(len(table.held) for table in tables),
             pinned=sum(len(table.pinned) for table in tables),
             hits=sum(layer.hits for layer in layers),
