@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from mlxpool.parent import streaming
 from mlxpool.shared import adapters, checkpoint
 from mlxpool.shared.adapters import Adapter, AdapterError, Fit, Stamp
 from mlxpool.shared.checkpoint import Tensor
+from mlxpool.shared.colibri.folder import is_only_streamed
 
 # More models than a machine has.
 _MODELS_KEPT = 1024
@@ -132,7 +132,7 @@ def _available(adapter_id: str, shelved: _Shelved, fits: Mapping[str, Fit]) -> A
 
 def _fits(made: Sequence[Adapter], model: Path) -> list[Fit]:
     try:
-        if streaming.is_only_streamed(model):
+        if is_only_streamed(model):
             return [Fit(False, "the model's experts are streamed, which goes with no adapter")] * len(made)
         tensors: Mapping[str, Tensor] = checkpoint.read(model).tensors
     except checkpoint.CheckpointError as problem:

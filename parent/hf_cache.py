@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mlxpool.parent.folders import Found, Times, is_settled, times
 from mlxpool.shared import checkpoint
-from mlxpool.shared.colibri import artifact, records
+from mlxpool.shared.colibri import folder
 from mlxpool.shared.config_values import is_model_name
 
 # A look costs a few system calls per repository; a download takes longer than this to end.
@@ -108,7 +108,7 @@ def is_whole(snapshot: Path) -> bool:
 
 def _streamed_weights(files: Collection[str]) -> str:
     """What the weights of a folder that can only be streamed are called."""
-    return records.DENSE_PATTERN if records.INDEX_FILE in files else artifact.CONTAINER_PATTERN
+    return folder.RECORDS_DENSE if folder.RECORDS_INDEX in files else folder.CONTAINER_PATTERN
 
 
 def _missing_of_numbered(weights: set[str]) -> bool:

@@ -15,20 +15,25 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
 
-from mlxpool.parent import folders, hf_cache, hints, streaming
+from mlxpool.parent import folders, hf_cache, hints
 from mlxpool.shared import adapters, checkpoint, errors, memory
 from mlxpool.shared.backend import Backend
-from mlxpool.shared.colibri import artifact
-from mlxpool.shared.colibri.launch import StreamLaunch
-from mlxpool.shared.colibri.plan import StreamPlan
-from mlxpool.shared.colibri.records import EXPERTS_FOLDER
+from mlxpool.shared.colibri.folder import RECORDS_FOLDER, is_only_streamed, is_records
+from mlxpool.shared.colibri.folder import stamp as stamp_of
 from mlxpool.shared.config import ModelSettings, Settings
 from mlxpool.shared.model_facts import ModelFacts, model_facts
 from mlxpool.shared.text import cut
+
+if TYPE_CHECKING:
+    # Imported where a streamed model is met: the others have no time for it at their server's start.
+    from mlxpool.parent import streaming
+    from mlxpool.shared.colibri.launch import StreamLaunch
+    from mlxpool.shared.colibri.plan import StreamPlan
 
 MODELS_FOLDER = "models"
 HF_SOURCE = "hf"
@@ -202,8 +207,8 @@ class Library:
 
         for model in self.models():
             try:
-                stamp = artifact.stamp(model.path)
-                if self._knows(model.path, stamp) or not streaming.is_only_streamed(model.path):
+                stamp = stamp_of(model.path)
+                if self._knows(model.path, stamp) or not is_only_streamed(model.path):
                     continue
             except checkpoint.CheckpointError:
                 continue
@@ -218,7 +223,7 @@ class Library:
         except checkpoint.CheckpointError as problem:
             return Description(None, str(problem), "")
         key = (model.name, backend, limit_bytes)
-        known, found = self._described.get(key), streaming.tuned_stamp(self._settings.home)
+        known, found = self._described.get(key), self._tuned(folder, model.settings)
         if known is not None and known[0] is folder and known[1] == found:
             return known[2]
         fit, fault = None, folder.fault
@@ -253,7 +258,7 @@ class Library:
 
     def _folder(self, path: Path) -> _Folder:
         """What the files say, read again when they have changed. Raises CheckpointError if there are none."""
-        stamp = artifact.stamp(path)
+        stamp = stamp_of(path)
         if not self._knows(path, stamp):
             self._folders[path] = _read_folder(path, stamp)
         return self._folders[path]
@@ -276,6 +281,8 @@ class Library:
         if streamed is None and own.experts == "stream":
             streamed = self._streamed(model.path, folder.stamp)
         if streamed is not None:
+            from mlxpool.parent import streaming
+
             plan, launch = streaming.plan_of(
                 streamed,
                 own,
@@ -298,8 +305,18 @@ class Library:
         )
         return Fit(plain)
 
+    def _tuned(self, folder: _Folder, own: ModelSettings) -> object:
+        """Changes when what was tuned of streamed models does."""
+        if folder.streamed is None and own.experts != "stream":
+            return None
+        from mlxpool.parent import streaming
+
+        return streaming.tuned_stamp(self._settings.home)
+
     def _streamed(self, path: Path, stamp: str) -> streaming.Streamed:
         """The experts of a folder that could be held otherwise. Raises CheckpointError."""
+        from mlxpool.parent import streaming
+
         known = self._chosen.get(path)
         if known is None or known[0] != stamp:
             try:
@@ -374,7 +391,9 @@ def _read_folder(path: Path, stamp: str) -> _Folder:
     size_bytes = 0
     try:
         size_bytes = _size_bytes(path)
-        if streaming.is_only_streamed(path):
+        if is_only_streamed(path):
+            from mlxpool.parent import streaming
+
             streamed = streaming.read(path, only=True)
             return _Folder(stamp, None, None, streamed.artifact.model_type, size_bytes, streamed)
         read = checkpoint.read(path)
@@ -387,7 +406,7 @@ def _read_folder(path: Path, stamp: str) -> _Folder:
 
 def _size_bytes(path: Path) -> int:
     """Of the files in a folder, converted experts in their own among them."""
-    folders_of = [path, path / EXPERTS_FOLDER] if artifact.is_records(path) else [path]
+    folders_of = [path, path / RECORDS_FOLDER] if is_records(path) else [path]
     return sum(file.stat().st_size for one in folders_of for file in one.iterdir() if file.is_file())
 
 

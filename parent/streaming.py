@@ -17,7 +17,7 @@ from mlxpool.shared import checkpoint
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.checkpoint import CheckpointError
 from mlxpool.shared.colibri import artifact, choice, tuned
-from mlxpool.shared.colibri.artifact import is_container, is_records
+from mlxpool.shared.colibri.folder import HOME_FOLDER, is_only_streamed
 from mlxpool.shared.colibri.forecast import Demand, Forecast, forecast
 from mlxpool.shared.colibri.launch import StreamLaunch
 from mlxpool.shared.colibri.layout import Artifact, ExpertLayout, Strided
@@ -25,8 +25,6 @@ from mlxpool.shared.colibri.plan import StreamPlan, plan
 from mlxpool.shared.colibri.tuned import Tuned
 from mlxpool.shared.config import ModelSettings
 
-# Architectures that mlx-lm's own class can't load: our model of them is made for streaming.
-STREAMED_ARCHITECTURES = frozenset({"glm_moe_dsa"})
 USAGE_FOLDER = "usage"
 
 _NOWHERE = Strided("", 0, 0)
@@ -39,12 +37,6 @@ class Streamed(msgspec.Struct, frozen=True):
     artifact: Artifact
     only: bool
     fingerprint: str
-
-
-def is_only_streamed(folder: Path) -> bool:
-    """Whether the folder can't be held otherwise, by a look at its config. Raises CheckpointError."""
-    config = checkpoint.read_config(folder / checkpoint.CONFIG_FILE)
-    return config["model_type"] in STREAMED_ARCHITECTURES or is_container(folder) or is_records(folder)
 
 
 def check_loadable(folder: Path) -> None:
@@ -95,7 +87,7 @@ def plan_of(
         limit_bytes=limit_bytes,
         limit_is_explicit=limit_is_explicit,
     )
-    return made, choice.launch(own, found, made, str(home / tuned.FOLDER / USAGE_FOLDER))
+    return made, choice.launch(own, found, made, str(home / HOME_FOLDER / USAGE_FOLDER))
 
 
 def speed(plan: StreamPlan, disk_bytes_per_s: float) -> Forecast:

@@ -65,6 +65,7 @@ def plan_command(
     from mlxpool.shared import backend
     from mlxpool.shared.checkpoint import CheckpointError
     from mlxpool.shared.colibri import tuned
+    from mlxpool.shared.colibri.folder import is_only_streamed
 
     flags = {"home": home, "pool.memory_budget": memory_budget}
     settings = read_settings(config_file, flags)
@@ -74,7 +75,7 @@ def plan_command(
     chosen = {"experts": "stream", "mtp": mtp, "slots": slots}
     own = msgspec.structs.replace(own, **{key: value for key, value in chosen.items() if value is not None})
     try:
-        streamed = streaming.read(folder, only=streaming.is_only_streamed(folder))
+        streamed = streaming.read(folder, only=is_only_streamed(folder))
         made, _ = streaming.plan_of(
             streamed,
             own,

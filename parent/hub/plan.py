@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from mlxpool.shared.checkpoint import CONFIG_FILE, INDEX_FILE, TOKENIZER_FILES
-from mlxpool.shared.colibri import records
+from mlxpool.shared.colibri.folder import RECORDS_INDEX
 from mlxpool.shared.staging import PullError
 from mlxpool.shared.units import format_size
 
@@ -119,5 +119,5 @@ def _choose_weights(every: Mapping[str, RemoteFile]) -> list[str]:
 
 def _choose_experts(every: Mapping[str, RemoteFile]) -> list[str]:
     """The files of a folder that can only be streamed."""
-    form = _RECORDS if records.INDEX_FILE in every else _CONTAINER
+    form = _RECORDS if RECORDS_INDEX in every else _CONTAINER
     return [path for path in every if form.fullmatch(path)]

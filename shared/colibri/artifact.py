@@ -20,6 +20,7 @@ from mlxpool.shared import checkpoint
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.checkpoint import CheckpointError, Tensor
 from mlxpool.shared.colibri import packing, records, shards
+from mlxpool.shared.colibri.folder import CONTAINER_PATTERN, is_container, is_records, stamp
 from mlxpool.shared.colibri.layout import (
     PROJECTIONS,
     Artifact,
@@ -33,7 +34,6 @@ from mlxpool.shared.colibri.layout import (
 )
 from mlxpool.shared.colibri.shards import Entry, Shards
 
-CONTAINER_PATTERN = "out-*.safetensors"
 # Where the draft layer is in our own model of these architectures. Others' mlx-lm class drops it.
 DRAFTING = frozenset({"glm_moe_dsa"})
 MTP_MODULE = "mtp.mlp.switch_mlp"
@@ -46,30 +46,6 @@ _LAYER = re.compile(r".*?\blayers\.(\d+)\.")
 _INDEXER = ".self_attn.indexer."
 _FUSED = re.compile(r".*\bexperts\.gate_up_proj(\.weight|_blocks)?")
 _STAMPS_KEY = "colibri.fmt"
-
-
-def is_container(folder: Path) -> bool:
-    """Whether the folder holds colibri's own files. A cheap look for a scan; `read` may still refuse it."""
-    return (
-        not is_records(folder)
-        and _any(folder, CONTAINER_PATTERN)
-        and not _any(folder, checkpoint.WEIGHTS_PATTERN)
-    )
-
-
-def is_records(folder: Path) -> bool:
-    """Whether the folder is what `mlxpool colibri convert` writes, by a cheap look."""
-    return (folder / records.INDEX_FILE).is_file()
-
-
-def _any(folder: Path, pattern: str) -> bool:
-    return next(folder.glob(pattern), None) is not None
-
-
-def stamp(folder: Path) -> str:
-    """As checkpoint.stamp, with the records' own files. Raises CheckpointError."""
-    own = checkpoint.stamp(folder)
-    return own + checkpoint.stamp(folder / records.EXPERTS_FOLDER) if is_records(folder) else own
 
 
 def read(folder: Path) -> Artifact:

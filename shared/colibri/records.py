@@ -17,6 +17,7 @@ import msgspec
 
 from mlxpool.shared import checkpoint
 from mlxpool.shared.checkpoint import DTYPE_BITS, CheckpointError
+from mlxpool.shared.colibri import folder as folders
 from mlxpool.shared.colibri.layout import (
     ALIGN_BYTES,
     ExpertLayout,
@@ -28,11 +29,11 @@ from mlxpool.shared.colibri.layout import (
     Strided,
 )
 
-INDEX_FILE = "experts.json"
+INDEX_FILE = folders.RECORDS_INDEX
+EXPERTS_FOLDER = folders.RECORDS_FOLDER
+DENSE_PATTERN = folders.RECORDS_DENSE
 FORMAT = "mlxpool-experts"
 VERSION = 1
-EXPERTS_FOLDER = "experts"
-DENSE_PATTERN = "dense-*.safetensors"
 # Of a conversion that goes on where it was: what has been written, with which parameters.
 PROGRESS_FILE = "progress.json"
 

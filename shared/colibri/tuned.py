@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -18,11 +17,11 @@ import msgspec
 
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.checkpoint import CheckpointError
+from mlxpool.shared.colibri.folder import HOME_FOLDER
 from mlxpool.shared.colibri.launch import IoMode
 from mlxpool.shared.colibri.layout import Artifact
 from mlxpool.shared.files import open_regular
 
-FOLDER = "colibri"
 FILE_NAME = "tuned.json"
 VERSION = 1
 # A thousand models' entries are below a megabyte.
@@ -66,7 +65,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 def path(home: Path) -> Path:
     """Of the file."""
-    return home / FOLDER / FILE_NAME
+    return home / HOME_FOLDER / FILE_NAME
 
 
 def read(home: Path) -> Kept:
@@ -94,15 +93,15 @@ def keep(home: Path, fingerprint: str, backend: Backend, found: Tuned) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     entries = {**read(home).entries, _key(fingerprint, backend): found}
     raw = msgspec.json.format(msgspec.json.encode(_File(VERSION, entries)), indent=1)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{FILE_NAME}-", dir=target.parent)
+    temporary = target.with_name(f".{FILE_NAME}-{os.getpid()}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
 
 

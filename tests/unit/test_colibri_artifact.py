@@ -15,7 +15,7 @@ import pytest
 
 from mlxpool.shared import checkpoint
 from mlxpool.shared.checkpoint import CheckpointError
-from mlxpool.shared.colibri import artifact
+from mlxpool.shared.colibri import artifact, folder
 from mlxpool.shared.colibri.layout import Quantised
 from tests import tiny_glm
 from tests.tiny_glm import Stored
@@ -185,10 +185,10 @@ def test_a_folder_needs_no_index_and_a_draft_layer_is_no_must(
 
 
 def test_cheap_looks_tell_a_container(forms: Callable[[str], Path], tmp_path: Path) -> None:
-    assert artifact.is_container(forms("row"))
-    assert not artifact.is_container(forms("stacked"))
-    assert not artifact.is_container(tmp_path)
-    assert not any(artifact.is_records(forms(name)) for name in ("row", "stacked"))
+    assert folder.is_container(forms("row"))
+    assert not folder.is_container(forms("stacked"))
+    assert not folder.is_container(tmp_path)
+    assert not any(folder.is_records(forms(name)) for name in ("row", "stacked"))
 
 
 def test_a_missing_shard_is_named_with_what_it_held(copy: Callable[[str], Path]) -> None:

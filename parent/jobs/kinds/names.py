@@ -10,9 +10,10 @@ import difflib
 import os
 from pathlib import Path
 
-from mlxpool.parent import hints, streaming
+from mlxpool.parent import hints
 from mlxpool.parent.library import MODELS_FOLDER, Library, LibraryModel
 from mlxpool.shared import adapters, checkpoint
+from mlxpool.shared.colibri.folder import is_only_streamed
 from mlxpool.shared.config_values import is_model_name
 from mlxpool.shared.errors import ApiError
 from mlxpool.shared.files import open_regular
@@ -102,7 +103,7 @@ def find_model(name: str, library: Library, adapted: bool = False) -> LibraryMod
 def read_model(model: LibraryModel) -> checkpoint.Checkpoint | Fault:
     """What the model's files say."""
     try:
-        if streaming.is_only_streamed(model.path):
+        if is_only_streamed(model.path):
             return Fault("model", f"{model.name}'s experts are streamed; a job needs a model in memory")
         found = checkpoint.read(model.path)
     except checkpoint.CheckpointError as problem:
