@@ -327,6 +327,27 @@ def test_what_stays_takes_what_the_plan_says(tiny: dict[str, Artifact], form: st
     assert sum(array.nbytes for array in arrays) == lines(planned(tiny[form], None))["resident"]
 
 
+@pytest.mark.parametrize(("kind", "bits"), [("qwen3_moe", 4), ("deepseek_v3", 4), ("gpt_oss", None)])
+def test_what_stays_of_other_mixtures_takes_what_the_plan_says(
+    tmp_path: Path, kind: str, bits: int | None
+) -> None:
+    from mlx.utils import tree_flatten
+
+    from mlxpool.worker.colibri.load import build
+
+    from . import colibri_families
+
+    found = artifact.read(colibri_families.write(kind, tmp_path / kind, bits))
+    made = planned(found, None, slots=3)
+    arrays = [
+        array for _, array in tree_flatten(build(artifact.on_backend(found, "cpu"), "cpu").parameters())
+    ]
+    assert sum(array.nbytes for array in arrays) == lines(made)["resident"]
+    # A token asks for 2 of 8; a sweep has two halves.
+    assert (made.working_slots, made.unique_experts, made.drafts) == (4, 2, 0)
+    assert lines(made)["mtp_slab"] == lines(made)["indexer_kv"] == 0
+
+
 def test_blocks_of_the_worker_are_as_large_as_the_plan_counts_them() -> None:
     from mlxpool.worker.colibri import blocks, passes
 
