@@ -335,7 +335,10 @@ class _Held(Future[ReadDone]):
 
     def result(self, timeout: float | None = None) -> ReadDone:
         if not self.done():
-            self.set_result(ReadDone(self._read(), 0.0))
+            try:
+                self.set_result(ReadDone(self._read(), 0.0))
+            except ReadFault as fault:
+                self.set_exception(fault)
         return super().result(timeout)
 
 
@@ -348,6 +351,10 @@ class _Ahead:
     def submit(self, layer: int, expert: int, rows: Rows, *, demand: bool = True) -> Future[ReadDone]:
         if not demand and self._state == "waiting":
             return Future()
+        if not demand and self._state == "failed":
+            failed: Future[ReadDone] = Future()
+            failed.set_exception(ReadFault(layer, expert, "shard", "it broke"))
+            return failed
         read = _Held(lambda: self._source.fill(layer, expert, rows))
         if demand or self._state == "done":
             read.result()
@@ -357,7 +364,7 @@ class _Ahead:
         self._source.close()
 
 
-@pytest.mark.parametrize("state", ["waiting", "begun", "done"])
+@pytest.mark.parametrize("state", ["waiting", "begun", "done", "failed"])
 def test_reads_ahead_make_no_difference_whatever_became_of_them(
     state: str, stacked: Told, short: Answer
 ) -> None:
@@ -370,6 +377,9 @@ def test_reads_ahead_make_no_difference_whatever_became_of_them(
     assert _same(_short(model), short)
     stream.close()
     stats = stream.stats().main
+    if state == "failed":
+        assert (stats.loads, stats.prefetch_used) == (stats.misses, 0)
+        return
     assert stats.loads == stats.misses + stats.prefetch_issued
     if state == "waiting":
         assert (stats.prefetch_issued, stats.prefetch_used) == (0, 0)
