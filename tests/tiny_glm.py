@@ -10,16 +10,15 @@ Every folder has the tokenizer of tiny_models: a prompt is one token per byte.
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxpool.shared.colibri import layout, records
+from tests.tiny_files import Stored, cut, write_folder
 
 Floats = npt.NDArray[np.float32]
 Weights = dict[str, Floats]
@@ -33,14 +32,6 @@ FP8_LARGEST = 448.0
 
 # Never packed into fewer bits: vectors, and the router whose small differences decide.
 _WHOLE = ("norm.weight", "norm.bias", "mlp.gate.weight", "e_score_correction_bias")
-
-
-class Stored(NamedTuple):
-    """A tensor as it goes into a file. data: its bytes, in whatever type numpy has for them."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: npt.NDArray[Any]
 
 
 def config(**overrides: Any) -> dict[str, Any]:
@@ -203,7 +194,7 @@ def write_stacked(
     mtp: keep the draft layer, which mlx-lm drops.
     """
     tensors, said = _as_mlx(config, numbers, bits, dtype, mode, mtp)
-    return _write_folder(folder, said, _cut(tensors, shards, "model"), index=True)
+    return write_folder(folder, said, cut(tensors, shards, "model"), index=True)
 
 
 def _as_mlx(
@@ -280,8 +271,8 @@ def write_records(
                 ("0" * 16,) * experts,
             )
         )
-    files = _cut(tensors, 2, "dense")
-    _write_folder(folder, said, files, index=False)
+    files = cut(tensors, 2, "dense")
+    write_folder(folder, said, files, index=False)
     dense = tuple(records.WrittenFile(name, (folder / name).stat().st_size, "0" * 16) for name in files)
     recipe = records.Recipe(bits, own["group_size"], own["mode"])
     index = records.RecordIndex(
@@ -372,7 +363,7 @@ def write_experts(
             "quant_method": "fp8",
             "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
         }
-    return _write_folder(folder, said, _cut(tensors, shards, "model"), index=index)
+    return write_folder(folder, said, cut(tensors, shards, "model"), index=index)
 
 
 def _fp8(number: Floats) -> tuple[Stored, Stored]:
@@ -419,12 +410,12 @@ def write_container(
             home[name], home[f"{name}.qs"] = packed_8(number)
         else:
             home[name], home[f"{name}.qs"] = packed_4(number, GROUP_SIZE if scheme == "grouped" else None)
-    files = _cut(main, shards, "out", sort=True)
+    files = cut(main, shards, "out", sort=True)
     if mtp:
-        files |= _cut(drafts, 2, "out-mtp", sort=True)
+        files |= cut(drafts, 2, "out-mtp", sort=True)
     if indexer:
-        files |= _cut(indexers, 1, "out-idx", sort=True)
-    return _write_folder(folder, config, files, index=False)
+        files |= cut(indexers, 1, "out-idx", sort=True)
+    return write_folder(folder, config, files, index=False)
 
 
 def packed_8(number: Floats) -> tuple[Stored, Stored]:
@@ -468,72 +459,3 @@ def _brain_float(number: Floats) -> npt.NDArray[np.uint16]:
 def _layer(name: str) -> int:
     parts = name.split(".")
     return int(parts[2]) if parts[:2] == ["model", "layers"] else -1
-
-
-def _cut(
-    tensors: Mapping[str, Stored], shards: int, stem: str, *, sort: bool = False
-) -> dict[str, dict[str, Stored]]:
-    """By file name. sort: within a file as the safetensors library does, wide types first, then by name."""
-    names = list(tensors)
-    step = math.ceil(len(names) / shards)
-    files: dict[str, dict[str, Stored]] = {}
-    for number, start in enumerate(range(0, len(names), step)):
-        part = names[start : start + step]
-        if sort:
-            part.sort(key=lambda name: (-tensors[name].data.itemsize, name))
-        called = f"{stem}-{number + 1:05}-of-{shards:05}" if stem == "model" else f"{stem}-{number:05}"
-        files[f"{called}.safetensors"] = {name: tensors[name] for name in part}
-    return files
-
-
-def _write_folder(
-    folder: Path, config: Mapping[str, Any], files: Mapping[str, Mapping[str, Stored]], *, index: bool
-) -> Path:
-    from tests.tools import tiny_models
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, tensors in files.items():
-        write_safetensors(folder / name, tensors)
-    bodies: dict[str, Any] = {
-        "config.json": config,
-        "generation_config.json": {"eos_token_id": config["eos_token_id"]},
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": "<|im_start|>",
-            "eos_token": "<|im_end|>",
-            "pad_token": "<|pad|>",
-            "chat_template": tiny_models.CHAT_TEMPLATE,
-        },
-    }
-    if index:
-        home = {tensor: name for name, tensors in files.items() for tensor in tensors}
-        total = sum(one.data.nbytes for tensors in files.values() for one in tensors.values())
-        bodies["model.safetensors.index.json"] = {"metadata": {"total_size": total}, "weight_map": home}
-    for name, body in bodies.items():
-        (folder / name).write_text(json.dumps(body, indent=1) + "\n")
-    tiny_models.tokenizer().save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def write_safetensors(
-    path: Path, tensors: Mapping[str, Stored], metadata: Mapping[str, str] | None = None
-) -> None:
-    """The file, its tensors in the order given."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "mlx"})}
-    offset = 0
-    for name, one in tensors.items():
-        header[name] = {
-            "dtype": one.dtype,
-            "shape": list(one.shape),
-            "data_offsets": [offset, offset + one.data.nbytes],
-        }
-        offset += one.data.nbytes
-    said = json.dumps(header).encode()
-    said += b" " * (-len(said) % 8)
-    with path.open("wb") as file:
-        file.write(len(said).to_bytes(8, "little") + said)
-        file.writelines(_raw(tensors.values()))
-
-
-def _raw(tensors: Iterable[Stored]) -> Iterable[bytes]:
-    return (np.ascontiguousarray(one.data).tobytes() for one in tensors)

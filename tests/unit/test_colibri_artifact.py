@@ -17,8 +17,8 @@ from mlxpool.shared import checkpoint
 from mlxpool.shared.checkpoint import CheckpointError
 from mlxpool.shared.colibri import artifact, folder
 from mlxpool.shared.colibri.layout import Quantised
-from tests import tiny_glm
-from tests.tiny_glm import Stored
+from tests import tiny_files, tiny_glm
+from tests.tiny_files import Stored
 
 Small = dict[str, Any]
 # Small enough to be written in a moment, with draft layer and one expert's layer per group of four.
@@ -78,7 +78,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Stored]], None]) -> None:
         for name, one in header.tensors.items()
     }
     change(tensors)
-    tiny_glm.write_safetensors(path, tensors)
+    tiny_files.write_safetensors(path, tensors)
 
 
 def change_config(folder: Path, **changes: Any) -> None:
@@ -309,7 +309,7 @@ def test_a_stamp_of_a_format_is_believed_where_it_agrees(copy: Callable[[str], P
         held: dict[str, Stored] = {}
         rewrite(path, held.update)
         said = json.dumps({tensor: format_name})
-        tiny_glm.write_safetensors(path, held, {"colibri.fmt": said})
+        tiny_files.write_safetensors(path, held, {"colibri.fmt": said})
 
     stamped("int4-row")
     assert artifact.read(folder).layers[0].packing["up_proj"] == Quantised("row", 4)
@@ -351,7 +351,7 @@ def test_other_architectures_are_found_by_names_alone(tmp_path: Path) -> None:
         # As many rows as there are experts, yet none of them.
         shared = f"model.layers.{layer}.mlp.shared_expert.gate_proj.weight"
         tensors[shared] = Stored("F32", (3, 64), draw.random((3, 64), np.float32))
-    tiny_glm.write_safetensors(tmp_path / "model.safetensors", tensors)
+    tiny_files.write_safetensors(tmp_path / "model.safetensors", tensors)
     config = {
         "model_type": "gpt_oss",
         "num_hidden_layers": 2,
