@@ -1,0 +1,115 @@
+"""experts.json: what is believed of it, and what is refused before anything is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxpool.shared.checkpoint import CheckpointError
+from mlxpool.shared.colibri import artifact, records
+from mlxpool.shared.colibri.layout import ALIGN_BYTES, Quantised
+from tests import tiny_glm
+
+CONFIG = tiny_glm.config(num_hidden_layers=2, n_routed_experts=4, indexer_types=["full"] * 2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny_glm.write_records(tmp_path / "records", CONFIG, tiny_glm.weights(CONFIG))
+
+
+def change(folder: Path, how: Callable[[dict[str, Any]], Any]) -> None:
+    said = json.loads((folder / records.INDEX_FILE).read_text())
+    how(said)
+    (folder / records.INDEX_FILE).write_text(json.dumps(said))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as refused:
+        artifact.read(folder)
+    return str(refused.value)
+
+
+def test_records_are_read_back_as_they_were_written(folder: Path) -> None:
+    found = artifact.read(folder)
+    assert found.form == "records"
+    assert [layout.layer for layout in found.layers] == [1]
+    assert found.mtp is not None
+    assert found.mtp.module == "mtp.mlp.switch_mlp"
+    layout = found.layers[0]
+    assert layout.packing["up_proj"] == Quantised("affine", 4, 64)
+    assert layout.pieces[0].places.at(2)[1] % ALIGN_BYTES == 0
+    assert "model.layers.1.self_attn.embed_q.weight" in found.dense
+    assert "model.layers.2.eh_proj.weight" in found.mtp_dense
+    index = records.read_index(folder)
+    (folder / records.INDEX_FILE).write_bytes(records.encode(index))
+    assert records.read_index(folder) == index
+
+
+def test_the_stamp_covers_the_experts_own_files(folder: Path) -> None:
+    before = artifact.read(folder).stamp
+    os.utime(folder / "experts/001.bin", ns=(1, 1))
+    assert artifact.read(folder).stamp != before
+
+
+def test_a_file_cut_short_is_told_by_its_first_lost_expert(folder: Path) -> None:
+    path = folder / "experts/001.bin"
+    stride = path.stat().st_size // 4
+    # What follows the last record fills up its last block, and may be missing.
+    record = records.read_index(folder).layers[0].record_bytes
+    os.truncate(path, 3 * stride + record)
+    assert artifact.read(folder).layers[0].experts == 4
+    os.truncate(path, 2 * stride + 5)
+    assert refusal(folder) == (
+        f"experts/001.bin: {stride + record - 5} bytes short: layer 1, expert 2 is not whole"
+    )
+    path.unlink()
+    assert refusal(folder) == "experts/001.bin: can't be read: No such file or directory"
+
+
+def test_the_dense_part_must_be_what_was_written(folder: Path) -> None:
+    path = folder / "dense-00001.safetensors"
+    with path.open("ab") as file:
+        file.write(b"more")
+    assert refusal(folder).startswith("dense-00001.safetensors: has ")
+    path.unlink()
+    assert refusal(folder) == "dense-00001.safetensors: can't be read: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (
+            lambda said: said.update(version=2),
+            "is of format 'mlxpool-experts', version 2; this mlxpool reads",
+        ),
+        (lambda said: said.update(format="other"), "is of format 'other'"),
+        (lambda said: said.pop("layers"), "experts.json: no index of experts: "),
+        (lambda said: said.update(model_type="qwen3_moe"), "is of a qwen3_moe, config.json of a glm_moe_dsa"),
+        (lambda said: said["layers"].append(said["layers"][0]), "layer 1 is there twice"),
+        (lambda said: said["layers"][0].update(file="../x.bin"), "'../x.bin' is no file of this folder"),
+        (lambda said: said["layers"][0].update(experts=5), "has 5 experts and 4 hashes"),
+        (lambda said: said["layers"][0].update(stride_bytes=4096), "4096 apart"),
+        (lambda said: said["layers"][0]["fields"][1].update(offset=0), "gate_proj.scales of 1024 bytes at 0"),
+        (lambda said: said["layers"][0]["fields"][1].update(dtype="Q7"), "gate_proj.scales can't be of Q7"),
+        (lambda said: said["layers"][0]["packing"].pop("up_proj"), "how up_proj is packed is not said"),
+        (lambda said: said["dense"].pop(), "lists other dense-*.safetensors than are there"),
+    ],
+)
+def test_an_index_that_contradicts_itself_or_the_folder_is_refused(
+    folder: Path, how: Callable[[dict[str, Any]], Any], said: str
+) -> None:
+    change(folder, how)
+    assert re.search(re.escape(said), refusal(folder))
+
+
+def test_damaged_text_is_told_in_one_line(folder: Path) -> None:
+    (folder / records.INDEX_FILE).write_bytes(b'{"format": "mlxpool-experts", "version": 1, \xff')
+    assert refusal(folder).startswith("experts.json: no index of experts: ")
+    assert "\n" not in refusal(folder)
