@@ -17,10 +17,10 @@ class Latency(msgspec.Struct, frozen=True):
 class ResidencyStats(msgspec.Struct, frozen=True):
     """One set of layers, the main model's or the draft layer's. slots: of each layer, now. planned_slots: at
     most. working_slots: shared by the layers. experts, layers: what there is. resident: experts held now.
-    hits, misses: experts that a pass needed, once each, and found held or not. loads: reads that were done,
-    whoever asked. wait: what passes waited for reads. service: the reads themselves. prefetch_issued, _used,
-    _wasted: reads ahead of the router, and whether a pass needed them before they gave way. sweeps: passes
-    that needed more than a layer holds. bytes: of the slabs."""
+    hits, misses: experts that a pass needed, once each, and found held, or on their way, or not. loads: reads
+    that were done, whoever asked. wait: what passes waited for reads. service: the reads themselves.
+    prefetch_issued, _used, _wasted: reads ahead of the router, and whether a pass needed them before they
+    gave way. sweeps: passes that needed more than a layer holds. bytes: of the slabs."""
 
     layers: int = 0
     experts: int = 0
