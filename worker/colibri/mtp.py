@@ -170,7 +170,7 @@ class MtpDraft:
             token = draw(logits, len(drafts))
             likely = mx.exp(logits[0, token] - mx.logsumexp(logits))
             held = [(each.keys, each.values) for each in cache.caches]
-            mx.eval(token, likely, held)  # type: ignore[no-untyped-call]
+            mx.eval(token, likely, held)
             if np.array(likely)[0] < self._confidence:
                 return drafts
             drafts.append(int(np.array(token)[0]))
