@@ -16,7 +16,6 @@ import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
@@ -33,6 +32,7 @@ from mlxpool.worker.colibri import disk
 from mlxpool.worker.colibri.reader import Reader
 from mlxpool.worker.colibri.sources import open_source
 from tests.bench import common
+from tests.bench.plain_reader import PlainReader
 
 OF_PLAIN = 0.9
 DEPTHS = (1, 2, 4, 8, 16)
@@ -80,14 +80,17 @@ def measure(report: Any, form: str, folder: Path, rounds: int, depths: Sequence[
             raise RuntimeError(source.io_reason)
         report.figures["address"] = source.unit.address
         reader = Reader(source, depth, UNBOUNDED)
+        bare = PlainReader(folder, expert, depth, direct=True)
         for turn in range(rounds):
             order = draw.permutation(expert.experts).tolist()
             for is_ours in (True, False) if turn % 2 else (False, True):
                 if is_ours:
                     ours.samples.append(read_ours(reader, expert, slots, order))
                 else:
-                    plain.samples.append(read_plain(folder, expert, order, depth))
+                    took = bare.read(order)
+                    plain.samples.append(len(order) * expert.record_bytes / took / 1e9)
         reader.close()
+        bare.close()
         pairs = zip(ours.samples, plain.samples, strict=True)
         report.figures[f"{form} over plain, depth {depth}"] = statistics.median(a / b for a, b in pairs)
 
@@ -109,39 +112,6 @@ def read_ours(reader: Reader, expert: layout.ExpertLayout, slots: list[Any], ord
     wait(asked, LIMIT_S)
     took = time.perf_counter() - begun
     return sum(one.result().read_bytes for one in asked) / took / 1e9
-
-
-def read_plain(folder: Path, expert: layout.ExpertLayout, order: list[int], depth: int) -> float:
-    """As many reads of as many bytes, whole blocks from a block's beginning."""
-    size = expert.record_bytes // disk.BLOCK_BYTES * disk.BLOCK_BYTES
-    file = folder / expert.pieces[0].places.at(0)[0]
-    descriptor = os.open(file, os.O_RDONLY)
-    disk.prepare([descriptor], "direct")
-    last = (file.stat().st_size - size) // disk.BLOCK_BYTES
-    places = iter([one * last // max(expert.experts - 1, 1) * disk.BLOCK_BYTES for one in order])
-    turn = threading.Lock()
-    # The memory is touched beforehand, as a slot's is.
-    buffers = [disk.blocks(size) for _ in range(depth)]
-    for buffer in buffers:
-        buffer[:] = 1
-
-    def work(buffer: Any) -> None:
-        while True:
-            with turn:
-                place = next(places, None)
-            if place is None:
-                return
-            disk.read_into(descriptor, place, [buffer])
-
-    threads = [threading.Thread(target=work, args=(buffer,)) for buffer in buffers]
-    begun = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    took = time.perf_counter() - begun
-    os.close(descriptor)
-    return len(order) * size / took / 1e9
 
 
 def shapes() -> Iterator[tuple[layout.Projection, int, int]]:
