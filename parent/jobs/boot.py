@@ -16,7 +16,7 @@ from mlxpool.parent.library import MODELS_FOLDER
 from mlxpool.parent.starter import MODEL_NAME as STARTER
 from mlxpool.shared import staging
 from mlxpool.shared.adapters import ADAPTERS_FOLDER
-from mlxpool.shared.colibri import records
+from mlxpool.shared.colibri.folder import RECORDS_PROGRESS
 
 from .kinds.names import DATASETS_FOLDER
 
@@ -29,7 +29,7 @@ def clean_stages(home: Path) -> None:
     for stage in [*models.glob(f"{_STAGE}*"), *(home / ADAPTERS_FOLDER).glob(f"{_STAGE}*")]:
         key = stage.name.removeprefix(_STAGE)
         goes_on = stage.parent == models and (
-            key == STARTER or (stage / PLAN_FILE).exists() or (stage / records.PROGRESS_FILE).exists()
+            key == STARTER or (stage / PLAN_FILE).exists() or (stage / RECORDS_PROGRESS).exists()
         )
         # A command that works without a server holds the lock.
         with contextlib.suppress(OSError, staging.PullError):

@@ -13,6 +13,8 @@ from mlxpool.shared import checkpoint
 RECORDS_INDEX = "experts.json"
 RECORDS_FOLDER = "experts"
 RECORDS_DENSE = "dense-*.safetensors"
+# Of a conversion that goes on where it was: what has been written, with which parameters.
+RECORDS_PROGRESS = "progress.json"
 # colibri's own files.
 CONTAINER_PATTERN = "out-*.safetensors"
 

@@ -32,10 +32,9 @@ from mlxpool.shared.colibri.layout import (
 INDEX_FILE = folders.RECORDS_INDEX
 EXPERTS_FOLDER = folders.RECORDS_FOLDER
 DENSE_PATTERN = folders.RECORDS_DENSE
+PROGRESS_FILE = folders.RECORDS_PROGRESS
 FORMAT = "mlxpool-experts"
 VERSION = 1
-# Of a conversion that goes on where it was: what has been written, with which parameters.
-PROGRESS_FILE = "progress.json"
 
 
 class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -15,8 +16,7 @@ from mlxpool.parent.jobs import boot
 from mlxpool.parent.jobs.kinds import colibri_convert as kind
 from mlxpool.shared.colibri import artifact, records
 from mlxpool.worker.jobs import colibri_convert as job
-from tests import tiny_glm
-from tests.tools.tiny_fixture import TinyModels
+from tests import tiny_files, tiny_glm
 from tests.unit.job_world import Home, home  # noqa: F401  # a fixture
 
 CONFIG = tiny_glm.config(num_hidden_layers=3, indexer_types=["full"] * 3, n_routed_experts=4)
@@ -61,8 +61,13 @@ def test_configurations_that_make_no_sense_are_all_named(
         assert one.startswith(wanted)
 
 
-def test_models_that_can_not_be_converted_are_refused(m: Home, tiny: TinyModels) -> None:
-    m.add(tiny("llama"), "dense")
+def test_models_that_can_not_be_converted_are_refused(m: Home) -> None:
+    dense = m.root / "models" / "dense"
+    dense.mkdir()
+    (dense / "config.json").write_text('{"model_type": "llama"}')
+    (dense / "tokenizer.json").write_text("{}")
+    matrix = tiny_files.Stored("F32", (2, 2), np.zeros((2, 2), np.float32))
+    tiny_files.write_safetensors(dense / "model.safetensors", {"model.layers.0.mlp.up_proj.weight": matrix})
     assert m.faults("colibri-convert", model="dense") == [
         "model: dense has no routed experts; it is no mixture of experts"
     ]
@@ -71,6 +76,10 @@ def test_models_that_can_not_be_converted_are_refused(m: Home, tiny: TinyModels)
         "bits: packed is quantised already, and its weights stay as they are; leave it out"
     ]
     assert m.faults("colibri-convert", model="packed") == []
+    tiny_glm.write_container(m.root / "models" / "container", CONFIG, tiny_glm.weights(CONFIG))
+    assert m.faults("colibri-convert", model="container") == [
+        "model: container is served as it is; there is nothing to convert"
+    ]
 
 
 def test_a_disk_without_room_is_a_fault(m: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from mlxpool.parent.library import LibraryModel
-from mlxpool.shared import quantisation
+from mlxpool.shared import checkpoint, quantisation
 from mlxpool.shared.checkpoint import Checkpoint
+from mlxpool.shared.colibri.folder import is_container, is_records
 from mlxpool.shared.job_tasks import ColibriConvertTask
 from mlxpool.shared.memory import OVERHEAD_BYTES
 
@@ -19,8 +20,8 @@ from .kind import Fault, Here, Needs, source
 
 # Experts that are read ahead, and one on its way through (worker/colibri/convert/writing.py).
 _EXPERTS_BYTES = 512 * 2**20
-# A dense tensor as it is read, as an array, and as bytes.
-_DENSE_COPIES = 3
+# A dense tensor as it is read, and packed: half as much at most, as an array and as bytes.
+_DENSE_COPIES = 2
 
 
 class ColibriConvertConfig(
@@ -60,7 +61,7 @@ class ColibriConvert(Computing):
         if isinstance(model, Fault):
             return [*faults, model]
         faults += names.new_model_faults(_name(config, model), here)
-        found = names.read_model(model)
+        found = _read(model)
         if isinstance(found, Fault):
             return [*faults, found]
         if not any(".experts." in name or ".switch_mlp." in name for name in found.tensors):
@@ -78,7 +79,8 @@ class ColibriConvert(Computing):
 
     def needs(self, config: ColibriConvertConfig, here: Here) -> Needs:
         """Memory: some experts, the largest other tensor, and the process."""
-        found = names.find_checkpoint(config.model, here.library)
+        model = names.find_model(config.model, here.library)
+        found = model if isinstance(model, Fault) else _read(model)
         if isinstance(found, Fault):
             return Needs(gpu=True)
         largest = max(
@@ -147,6 +149,16 @@ def combination_faults(config: ColibriConvertConfig) -> list[Fault]:
 def is_packed(found: Checkpoint) -> bool:
     """Whether MLX has quantised it. fp8 of the publisher's is not meant: that is converted."""
     return any(name.endswith(".scales") for name in found.tensors)
+
+
+def _read(model: LibraryModel) -> Checkpoint | Fault:
+    """What the model's files say, also where it can't be held in memory."""
+    if is_records(model.path) or is_container(model.path):
+        return Fault("model", f"{model.name} is served as it is; there is nothing to convert")
+    try:
+        return checkpoint.read(model.path)
+    except checkpoint.CheckpointError as problem:
+        return Fault("model", f"{model.name} can't be read: {problem}")
 
 
 def _name(config: ColibriConvertConfig, model: LibraryModel) -> str:

@@ -31,6 +31,7 @@ Key = Literal["weight", "scales", "biases", "bias", "scale_inv"]
 Kind = Literal["float", "fp8", "mlx"]
 
 BLOCK = 128
+_UNSERVED = "mtp."
 _FLOATS = ("F32", "F16", "BF16")
 _KEYS: dict[str, Key] = {
     "weight": "weight",
@@ -101,10 +102,7 @@ def read(folder: Path) -> Source:
         raise ConvertError(f"{folder.name} is of records already; there is nothing to convert")
     config = checkpoint.read_config(folder / checkpoint.CONFIG_FILE)
     index = checkpoint.read_index(folder / checkpoint.INDEX_FILE)
-    names = sorted(path.name for path in folder.glob("*.safetensors") if not path.name.startswith("."))
-    if not names and not index:
-        raise CheckpointError(f"{folder.name}: no safetensors file in the folder")
-    _check_shards(names, index)
+    names = _weight_files(folder, index)
     tensors: dict[str, Place] = {}
     files = []
     for name in names:
@@ -118,6 +116,8 @@ def read(folder: Path) -> Source:
             raise CheckpointError(
                 f"{checkpoint.INDEX_FILE}: lists {named(tensor)} in {shard}, which does not hold it"
             )
+    # Draft layers of families whose drafts nothing here serves; mlx-lm drops them too.
+    tensors = {name: place for name, place in tensors.items() if not name.startswith(_UNSERVED)}
     _check_kind(folder, tensors)
     found = _experts(tensors)
     if not found:
@@ -180,6 +180,19 @@ def _expert_count(config: Mapping[str, Any]) -> int | None:
         if isinstance(value, int) and value > 0:
             return value
     return None
+
+
+def _weight_files(folder: Path, index: Mapping[str, str]) -> list[str]:
+    """Names of the files that hold the model: those of the index, else those that mlx-lm would load, else
+    all. Raises CheckpointError where there is none, or one of them is missing."""
+    there = sorted(path.name for path in folder.glob("*.safetensors") if not path.name.startswith("."))
+    usual = sorted(path.name for path in folder.glob(checkpoint.WEIGHTS_PATTERN))
+    listed = set(index.values())
+    names = [name for name in there if name in listed] if listed else usual or there
+    if not names and not index:
+        raise CheckpointError(f"{folder.name}: no safetensors file in the folder")
+    _check_shards(names, index)
+    return names
 
 
 def _check_shards(names: list[str], index: Mapping[str, str]) -> None:

@@ -8,14 +8,22 @@ again. It also says with which parameters and of which source it was begun: part
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 import xxhash
 
-from mlxpool.shared.colibri.records import PROGRESS_FILE, Recipe, RecordLayer, SourceFile, WrittenFile
+from mlxpool.shared.colibri.records import (
+    DENSE_PATTERN,
+    EXPERTS_FOLDER,
+    PROGRESS_FILE,
+    Recipe,
+    RecordLayer,
+    SourceFile,
+    WrittenFile,
+)
 
 from .terms import ConvertError
 
@@ -62,6 +70,8 @@ def resume(stage: Path, fresh: Progress) -> Progress:
     try:
         found = msgspec.json.decode((stage / PROGRESS_FILE).read_bytes(), type=Progress)
     except FileNotFoundError:
+        if stage.is_dir() and any(path.suffix != PART_SUFFIX for path in stage.iterdir()):
+            raise ConvertError(f"{stage} was begun by something else; remove it first") from None
         return fresh
     except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
         raise ConvertError(f"{stage / PROGRESS_FILE} can't be read ({problem}); remove {stage}") from None
@@ -124,10 +134,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def drop_parts(stage: Path) -> None:
-    """Delete what was being written when a run ended."""
-    for part in [*stage.glob(f"*{PART_SUFFIX}"), *stage.glob(f"*/*{PART_SUFFIX}")]:
-        part.unlink(missing_ok=True)
+def drop_others(stage: Path, due: Collection[str]) -> None:
+    """Delete weights that are none of `due`, and what was being written when a run ended."""
+    for path in [*stage.glob("*"), *stage.glob(f"{EXPERTS_FOLDER}/*")]:
+        is_weights = path.parent.name == EXPERTS_FOLDER or path.match(DENSE_PATTERN)
+        if path.suffix == PART_SUFFIX or (is_weights and str(path.relative_to(stage)) not in due):
+            path.unlink(missing_ok=True)
 
 
 def hash_of(path: Path, progress: Callable[[int], None]) -> str:

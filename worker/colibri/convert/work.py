@@ -84,8 +84,7 @@ def convert(
         files = plan.dense_files([_tensor(name, array) for name, array in built.tensors.items()])
         fresh = state.begin(source_folder, source.files, recipe)
         progress = state.resume(stage, fresh)
-        if stage.is_dir():
-            state.drop_parts(stage)
+        state.drop_others(stage, {layer.record.file for layer in layers} | {file.name for file in files})
         run = _Run(order, teller, stage, progress, layers, files)
         run.keep_what_is_whole()
         _check_room(run, free_bytes)
