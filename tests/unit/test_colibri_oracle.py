@@ -20,8 +20,8 @@ from tests import tiny_glm
 from tests.unit.colibri_world import with_experts
 
 LOGIT_TOLERANCE = 2e-4
-# Thrice what attention may choose, and no multiple of anything.
-CONTEXT = 101
+# More than twice what attention may choose, and no multiple of anything.
+CONTEXT = 75
 
 FULL, SHARED = "full", "shared"
 # indexer_types, and what config.json says instead where that is not the list itself.
@@ -36,7 +36,6 @@ LAYERS: dict[str, tuple[list[str], dict[str, Any]]] = {
 CASES = [
     ("full and shared layers", 1),
     ("full and shared layers", 2),
-    ("full and shared layers", 3),
     ("every layer with an indexer", 4),
     ("shared layers by the formula", 5),
 ]
@@ -82,9 +81,9 @@ def test_logits_agree_over_a_context_longer_than_attention_may_choose(
     _assert_agree(whole, wanted)
     # In a chunk, then drafts and tokens one by one, through the cache.
     cache = ours.make_cache()
-    pieces = [ours(mx.array(ids[:, :64]), cache)]
-    place = 64
-    for length in (1, 1, 4, 1, 8, 1, 3, 9, 9):
+    pieces = [ours(mx.array(ids[:, :40]), cache)]
+    place = 40
+    for length in (1, 1, 4, 1, 8, 1, 1, 9, 9):
         pieces.append(ours(mx.array(ids[:, place : place + length]), cache))
         place += length
     assert place == CONTEXT
