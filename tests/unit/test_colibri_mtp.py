@@ -254,16 +254,16 @@ async def test_answers_are_those_without_drafts_and_take_fewer_passes(
 ) -> None:
     made = agreeing(numbers, config, 0.15)
     model = resident(tiny_glm.write_experts(tmp_path, config, made, dtype="F32"), made)
-    plans = [plan(prompt(length, length), max_tokens=30) for length in (1, 2, 20, 61)]
-    plans += [plan(prompt(30, seed), max_tokens=30, temperature=0.8, seed=seed) for seed in (1, 2)]
+    plans = [plan(prompt(length, length), max_tokens=20) for length in (1, 2, 25, 61)]
+    plans += [plan(prompt(30, seed), max_tokens=20, temperature=0.8, seed=seed) for seed in (1, 2)]
     alone, *_ = await answers(await engines.start(partial(in_memory, model, 0)), plans)
     ids, drafted, accepted, calls = await answers(
         await engines.start(partial(in_memory, model, ahead)), plans
     )
     assert ids == alone
     assert drafted > accepted > 0
-    assert calls + accepted == 30 * len(plans)
-    assert calls < 0.8 * 30 * len(plans)
+    assert calls + accepted == 20 * len(plans)
+    assert calls < 0.85 * 20 * len(plans)
 
 
 async def test_an_untrained_draft_layer_changes_no_answer(untrained: Model, engines: Engines) -> None:
@@ -339,16 +339,19 @@ SLOTS = {
 }
 
 
-@pytest.mark.parametrize("launch", list(SLOTS.values()), ids=list(SLOTS))
-@pytest.mark.parametrize("form", ["experts", "container"])
+@pytest.mark.parametrize(
+    ("slots", "form"),
+    [("one slot", "experts"), ("some", "experts"), ("all", "experts"), ("some", "container")],
+)
 async def test_streamed_answers_are_those_without_drafts_and_the_layers_own_slots_are_used(
     config: dict[str, Any],
     numbers: Weights,
     tmp_path: Path,
     engines: Engines,
-    launch: StreamLaunch,
+    slots: str,
     form: Literal["experts", "container"],
 ) -> None:
+    launch = SLOTS[slots]
     made = agreeing(numbers, config, 0.15)
     if form == "experts":
         tiny_glm.write_experts(tmp_path, config, made, dtype="F32")
