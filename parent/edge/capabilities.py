@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from mlxpool.parent.library import LibraryModel
+from mlxpool.shared.colibri.plan import StreamPlan
 from mlxpool.shared.families import NO_FAMILY
 
 # Added tokens of the largest known vocabularies take a tenth of that.
@@ -32,7 +33,9 @@ _Stamps = tuple[tuple[int, int] | None, ...]
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What is claimed is what was built. chat, and what is made of it: the folder has a chat template. tools:
-    where the template knows none, they are told in words. batch: requests decode together."""
+    where the template knows none, they are told in words. batch: requests decode together. streamed_experts:
+    they are read from disk as they are needed. dsa: attention chooses what it attends to. mtp: the
+    checkpoint's own draft layer is used."""
 
     chat: bool
     completions: bool = True
@@ -49,6 +52,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     adapters: bool = True
     speculation: bool = False
     batch: bool
+    streamed_experts: bool = False
+    dsa: bool = False
+    mtp: bool = False
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -59,8 +65,9 @@ class _Told(msgspec.Struct, frozen=True):
     effort: bool
 
 
-def capabilities(model: LibraryModel) -> Capabilities:
-    """Of this model, as its files and settings are now. What can't be read of it is not claimed."""
+def capabilities(model: LibraryModel, stream: StreamPlan | None = None) -> Capabilities:
+    """Of this model, as its files and settings are now. What can't be read of it is not claimed. stream: its
+    plan, where its experts are streamed."""
     told, own = _told_of(model.path), model.settings
     return Capabilities(
         chat=told.chat,
@@ -68,13 +75,17 @@ def capabilities(model: LibraryModel) -> Capabilities:
         responses=told.chat,
         tools=told.chat and own.tool_parser != NO_FAMILY,
         reasoning=_reasons(model, told),
-        batch=own.rows(streamed=False) != 1,
+        adapters=stream is None,
+        batch=own.rows(streamed=stream is not None) > 1,
+        speculation=stream is not None and stream.drafts > 0,
+        streamed_experts=stream is not None,
+        dsa=stream is not None and stream.has_indexer,
+        mtp=stream is not None and stream.drafts > 0,
     )
 
 
-def anthropic_capabilities(model: LibraryModel) -> dict[str, Any]:
+def anthropic_capabilities(model: LibraryModel, ours: Capabilities) -> dict[str, Any]:
     """The same as Anthropic's clients read it: an object of support for each, ours among them."""
-    ours = capabilities(model)
     reasons, depth = _support(ours.reasoning), _support(ours.reasoning and _told_of(model.path).effort)
     no = _support(False)
     return {

@@ -102,7 +102,7 @@ def _for(request: web.Request, model: LibraryModel, view: ModelView) -> Any:
     """The entry as this client reads it."""
     if client_protocol(request) != "anthropic":
         return view
-    return {**msgspec.structs.asdict(view), "capabilities": anthropic_capabilities(model)}
+    return {**msgspec.structs.asdict(view), "capabilities": anthropic_capabilities(model, view.capabilities)}
 
 
 def view_model(pool: PoolService, library: Library, model: LibraryModel) -> ModelView:
@@ -128,7 +128,7 @@ def view_model(pool: PoolService, library: Library, model: LibraryModel) -> Mode
         context_window=window,
         max_output_tokens=longest,
         planned_bytes=plan.planned_bytes if plan is not None else None,
-        capabilities=capabilities(model),
+        capabilities=capabilities(model, described.stream),
         pinned=slot.pinned if slot is not None else model.settings.pin,
         reason=described.fault if failed else slot.reason if slot is not None else None,
     )

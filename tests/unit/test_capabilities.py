@@ -20,7 +20,7 @@ PLAIN = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 THINKS = PLAIN + "{% if enable_thinking %}<think>{% endif %}</think>"
 DEEP = THINKS + "{{ reasoning_effort }}"
 # Nothing of these is built.
-NEVER = ("vision", "audio", "embeddings", "speculation")
+NEVER = ("vision", "audio", "embeddings", "speculation", "streamed_experts", "dsa", "mtp")
 
 
 def model(
@@ -56,7 +56,7 @@ def claims(made: LibraryModel) -> dict[str, bool]:
 def test_a_model_that_does_not_reason_is_not_said_to(tmp_path: Path) -> None:
     made = model(tmp_path)
     assert {name for name, can in claims(made).items() if not can} == {"reasoning", *NEVER}
-    theirs = anthropic_capabilities(made)
+    theirs = anthropic_capabilities(made, capabilities(made))
     assert theirs["thinking"]["supported"] is theirs["thinking"]["types"]["enabled"]["supported"] is False
     assert theirs["effort"]["supported"] is theirs["effort"]["high"]["supported"] is False
     assert theirs["structured_outputs"] == {"supported": True}
@@ -66,14 +66,14 @@ def test_a_model_without_a_chat_template_completes_and_nothing_more(tmp_path: Pa
     made = model(tmp_path, None, ("<think>", "</think>"))
     lacks = {"chat", "messages", "responses", "tools", "reasoning", *NEVER}
     assert {name for name, can in claims(made).items() if not can} == lacks
-    assert anthropic_capabilities(made)["structured_outputs"] == {"supported": False}
+    assert anthropic_capabilities(made, capabilities(made))["structured_outputs"] == {"supported": False}
 
 
 @pytest.mark.parametrize(("template", "effort"), [(THINKS, False), (DEEP, True)])
 def test_effort_is_what_a_template_that_reasons_reads(tmp_path: Path, template: str, effort: bool) -> None:
     made = model(tmp_path, template)
     assert claims(made)["reasoning"]
-    theirs = anthropic_capabilities(made)
+    theirs = anthropic_capabilities(made, capabilities(made))
     assert theirs["thinking"]["types"]["adaptive"]["supported"] is True
     assert (theirs["effort"]["supported"], theirs["effort"]["max"]["supported"]) == (effort, effort)
 

@@ -255,6 +255,8 @@ class Engine:
             self._make_room(batch, prefills, loaded.kv)
             self._admit(batch, prefills, loaded.kv, term)
             self._busy = bool(batch.rows or prefills.rows)
+            # A pass may take a minute, and what runs is told meanwhile.
+            self.counters.rows = len(batch.rows) + len(prefills.rows)
             self._prefill(batch, prefills, loaded.kv)
             if batch.rows and not self._holds_back(batch, prefills):
                 self._decode(batch, prefills.reserved_bytes(loaded.kv))
