@@ -85,7 +85,11 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """An array of a slot. dtype, shape: as held, of one slot. piece: the name of what it is filled from."""
+    """An array of a slot. dtype, shape: as held, of one slot. piece: the name of what it is filled from.
+
+    phase: how far from a block's beginning the first slot should begin, so that direct reads find it lying as
+    its bytes do in their file.
+    """
 
     projection: Projection
     part: PartName
@@ -94,6 +98,7 @@ class Part(msgspec.Struct, frozen=True):
     size_bytes: int
     piece: str
     fill: Fill = "copy"
+    phase: int = 0
 
 
 class Quantised(msgspec.Struct, frozen=True):

@@ -428,3 +428,43 @@ def test_whole_blocks_go_straight_where_they_belong(noise: Path, monkeypatch: py
         asked.clear()
         with pytest.raises(disk.Ended, match="it ends at byte 60001, where 99 more were due"):
             disk.read_direct(file.fileno(), 60_000, [rows[0][:100]], disk.Unit(), disk.Scratch())
+
+
+@pytest.mark.parametrize("name", ["stacked", "row"])
+def test_slots_lie_as_the_files_do_where_a_driver_is_strict(
+    forms: Callable[[str], Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those of virtual machines, which want 512 of an address; no copying then."""
+    from mlxpool.worker.colibri.slab import Slab
+
+    plain = opened(forms(name))
+    real = disk.os.preadv
+    lengths: list[int] = []
+
+    def watched(descriptor: int, buffers: Any, offset: int) -> int:
+        lengths.extend(len(one) for one in buffers)
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(disk, "_unit", lambda descriptor: disk.Unit(512, 512))
+    monkeypatch.setattr(disk.os, "preadv", watched)
+    source = opened(forms(name), "direct")
+    slab = Slab(source.layout(2), 3, "direct")
+    rows = slab.rows(2)
+    weights = [part for part in source.layout(2).parts if part.part == "weight"]
+    places = [piece.places for piece in source.layout(2).pieces if piece.name.endswith(".weight")]
+    # One of those that lie as most of the layer do; a file's end may be among them.
+    expert = next(
+        one
+        for one in range(5)
+        if all(place.at(one)[1] % 512 == part.phase for place, part in zip(places, weights, strict=True))
+    )
+    wanted = read(plain, 2, expert)
+    lengths.clear()
+    source.fill(2, expert, rows)
+    assert all((rows[key] == wanted[key]).all() for key in wanted)
+    # All of a matrix but its first and last block, which it may share.
+    straight = [length for length in lengths if length > 1024]
+    assert len(straight) == 3
+    assert all(weights[0].size_bytes - 512 <= length <= weights[0].size_bytes for length in straight)
+    for each in (source, plain):
+        each.close()

@@ -58,7 +58,7 @@ def _direct(part: Part, slots: int) -> _Direct:
     whole = mx.zeros((pages, PAGE_BYTES), mx.uint8)
     mx.eval(whole)
     host: Bytes = np.array(whole, copy=False).reshape(-1)
-    start = -host.ctypes.data % PAGE_BYTES
+    start = (part.phase - host.ctypes.data) % PAGE_BYTES
     rows = host[start : start + slots * part.size_bytes].reshape(slots, part.size_bytes)
     flat = mx.as_strided(whole, (slots, part.size_bytes), (part.size_bytes, 1), start)
     array = flat.view(_TYPES[part.dtype]).reshape(slots, *part.shape)
@@ -190,7 +190,7 @@ class Staging:
         made: dict[Key, Bytes] = {}
         for part in layout.parts:
             space = np.empty(part.size_bytes + PAGE_BYTES, np.uint8)
-            start = -space.ctypes.data % PAGE_BYTES
+            start = (part.phase - space.ctypes.data) % PAGE_BYTES
             made[part.projection, part.part] = space[start : start + part.size_bytes]
         return made
 

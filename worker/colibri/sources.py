@@ -10,10 +10,12 @@ Files are opened once, so that one that is deleted or replaced later is still re
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -28,6 +30,9 @@ from mlxpool.worker.colibri.contract import Rows
 from mlxpool.worker.colibri.faults import ReadFault
 
 Bytes = npt.NDArray[np.uint8]
+
+# Of the widest numbers that slots hold: an array has to begin at a multiple of it.
+_WIDEST_BYTES = 4
 
 
 class Run(NamedTuple):
@@ -121,7 +126,34 @@ def open_source(artifact: Artifact, backend: Backend, io: IoMode = "auto") -> Fi
             name = Path(str(problem.filename)).name
             raise CheckpointError(f"{name}: can't be opened: {problem.strerror}") from None
         raise
-    return FileSource(artifacts.on_backend(artifact, backend), files, mode)
+    held = artifacts.on_backend(artifact, backend)
+    # Elsewhere no driver is that strict, and kernels may want more of an address than is known here.
+    return FileSource(in_phase(held, mode.unit) if backend == "cpu" else held, files, mode)
+
+
+def in_phase(artifact: Artifact, unit: disk.Unit) -> Artifact:
+    """The artifact with slots laid as the files are, wherever direct reads would else go through a buffer."""
+    mtp = artifact.mtp
+    return msgspec.structs.replace(
+        artifact,
+        layers=tuple(_in_phase(layout, unit) for layout in artifact.layers),
+        mtp=None if mtp is None else _in_phase(mtp, unit),
+    )
+
+
+def _in_phase(layout: ExpertLayout, unit: disk.Unit) -> ExpertLayout:
+    places = {piece.name: piece.places for piece in layout.pieces}
+    parts = []
+    for part in layout.parts:
+        of = places[part.piece]
+        begins = (of.offset, of.offset + of.stride) if isinstance(of, Strided) else of.offsets
+        # Where a layer's experts lie in several files, as in most of them.
+        (phase, _), *_ = Counter(offset % unit.address for offset in begins).most_common(1)
+        is_kept = part.size_bytes % unit.address == 0 and part.fill in ("copy", "offset")
+        parts.append(
+            msgspec.structs.replace(part, phase=phase if is_kept and phase % _WIDEST_BYTES == 0 else 0)
+        )
+    return msgspec.structs.replace(layout, parts=tuple(parts))
 
 
 def _ends(artifact: Artifact) -> dict[str, tuple[int, str]]:
