@@ -4,8 +4,8 @@ The experts are GLM-5.2's in each form that they lie on disk: a record (one read
 (nine), colibri's container (two). The plain reader has as many threads, each of which reads as many bytes in
 one piece from the same files into a buffer of its own. Both pass the page cache. In turn, one process.
 
-Where the driver wants more of an address than a tensor's place in its file leaves (virtual machines' do),
-stacked tensors and containers are read through a buffer, which takes processor time: `address` of the report.
+`address` of the report: what the driver wants of one, 512 in virtual machines, where slots have to lie as the
+files do for reads to go straight into them.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def measure(report: Any, form: str, folder: Path, rounds: int, depths: Sequence[
     """Ours and the plain reader in turn, at every depth."""
     held = artifact.read(folder)
     expert = held.layers[0]
-    slots = [slot(expert) for _ in range(2 * max(depths))]
     draw = np.random.default_rng(0)
     for depth in depths:
         ours = report.row(f"{form}, depth {depth}", "GB/s")
         plain = report.row(f"plain at the size of {form}, depth {depth}", "GB/s")
-        source = open_source(held, "metal", "direct")
+        source = open_source(held, "cpu", "direct")
         if source.io != "direct" and sys.platform == "linux":
             raise RuntimeError(source.io_reason)
+        slots = [slot(source.layout(0)) for _ in range(2 * depth)]
         report.figures["address"] = source.unit.address
         reader = Reader(source, depth, UNBOUNDED)
         bare = PlainReader(folder, expert, depth, direct=True)
@@ -96,13 +96,12 @@ def measure(report: Any, form: str, folder: Path, rounds: int, depths: Sequence[
 
 
 def slot(expert: layout.ExpertLayout) -> dict[Any, Any]:
-    """Rows as a slab's: one after the other, each in whole blocks, touched."""
-    whole = disk.blocks(expert.held_bytes + len(expert.parts) * disk.BLOCK_BYTES)
-    whole[:] = 1
-    rows, at = {}, 0
+    """Rows as a slab's, touched."""
+    rows = {}
     for part in expert.parts:
-        rows[part.projection, part.part] = whole[at : at + part.size_bytes]
-        at += -(-part.size_bytes // disk.BLOCK_BYTES) * disk.BLOCK_BYTES
+        whole = disk.blocks(part.phase + part.size_bytes)
+        whole[:] = 1
+        rows[part.projection, part.part] = whole[part.phase :]
     return rows
 
 

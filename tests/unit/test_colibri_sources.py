@@ -463,7 +463,7 @@ def test_slots_lie_as_the_files_do_where_a_driver_is_strict(
     source.fill(2, expert, rows)
     assert all((rows[key] == wanted[key]).all() for key in wanted)
     # All of a matrix but its first and last block, which it may share.
-    straight = [length for length in lengths if length > 1024]
+    straight = [length for length in lengths if length > 8192]
     assert len(straight) == 3
     assert all(weights[0].size_bytes - 512 <= length <= weights[0].size_bytes for length in straight)
     for each in (source, plain):
