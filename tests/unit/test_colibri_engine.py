@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from mlxpool.shared.colibri.stats import ColibriStats, ExpertSummary, HeatMap, ResidencyStats
-from mlxpool.shared.control import CacheLaunch
+from mlxpool.shared.control import AdaptersLaunch, CacheLaunch
+from mlxpool.shared.errors import ApiError
+from mlxpool.worker.adapters.mounted import STREAMED_REFUSAL, Adapters
 from mlxpool.worker.colibri.faults import Interrupted, ReadFault
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.row import Row
@@ -308,6 +311,16 @@ def test_flat_chunks_are_counted_from_where_a_prompt_goes_on() -> None:
         (1900, 9000, 3948, 2048),
     ):
         assert (flat.end(start, last), grid.end(start, last)) == (ends, cuts)
+
+
+async def test_a_streamed_model_takes_no_adapter(tmp_path: Path) -> None:
+    unasked: Any = None
+    adapters = Adapters(unasked, list, AdaptersLaunch(str(tmp_path)), 0, STREAMED_REFUSAL)
+    assert await adapters.of(None) is None
+    for asking in (adapters.of("tone"), adapters.mount("tone", None)):
+        with pytest.raises(ApiError, match="streamed from disk") as refused:
+            await asking
+        assert refused.value.status == 400
 
 
 def streamed_at(stream: Scripted, available: list[int], clock: list[float]) -> Streamed:
