@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,6 @@ OF_BOUND = 1.10
 OF_RESIDENT = 0.95
 OF_BYTES = 0.02
 SHARES = (0.0, 0.25, 0.5, 0.75)
-WARM_STEPS = 12
 
 
 class Step(NamedTuple):
@@ -90,6 +90,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--folder", type=Path, help="made there if it lacks, and left")
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--warm", type=int, default=12, help="steps before those that count")
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--io", default="direct")
     parser.add_argument("--budget", type=int, default=6 * 10**9, help="bytes, of the plan")
@@ -105,7 +106,12 @@ def main() -> int:
             print(f"written in {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
         for part in args.parts:
             began = time.perf_counter()
-            PARTS[part](report, folder, args)
+            try:
+                PARTS[part](report, folder, args)
+            except Exception:
+                # What was measured before is worth having.
+                traceback.print_exc()
+                report.row(part, "").failed.append(traceback.format_exc(limit=-1))
             print(f"{part}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
             mx.clear_cache()
     return int(report.emit())
@@ -134,9 +140,9 @@ def decode(report: Any, folder: Path, args: Any) -> None:
             took = report.row(f"step, {share:.0%} held, prefetch {prefetch}", "ms")
             bound = report.row(f"bound, {share:.0%} held, prefetch {prefetch}", "ms")
             hits = Counter[str]()
-            for number in range(WARM_STEPS + args.steps):
+            for number in range(args.warm + args.steps):
                 step, token = served.step(token)
-                if number < WARM_STEPS:
+                if number < args.warm:
                     continue
                 took.samples.append(1000 * step.seconds)
                 least_s = dense_s + sum(
@@ -149,7 +155,7 @@ def decode(report: Any, folder: Path, args: Any) -> None:
             report.figures[f"step over bound, {share:.0%} held, prefetch {prefetch}"] = ratio
             report.figures[f"hit rate, {share:.0%} held, prefetch {prefetch}"] = hits["hits"] / hits.total()
             report.figures[f"wait for routers, {share:.0%} held, prefetch {prefetch}, ms a step"] = (
-                1000 * served.stream.sync_s / (WARM_STEPS + args.steps)
+                1000 * served.stream.sync_s / (args.warm + args.steps)
             )
             if not prefetch:
                 name = f"step over bound, {share:.0%} held, prefetch {prefetch}"
@@ -208,11 +214,11 @@ def dense_seconds(folder: Path, args: Any) -> float:
         put(model, layout.module, lambda x, ids: mx.broadcast_to(x[..., None, :], (*ids.shape, x.shape[-1])))
     caches = model.make_cache()
     token, took = 1, []
-    for _ in range(WARM_STEPS + args.steps):
+    for _ in range(args.warm + args.steps):
         began = time.perf_counter()
         token = int(mx.argmax(model(mx.array([[token]]), cache=caches)[0, -1]).item())
         took.append(time.perf_counter() - began)
-    return statistics.median(took[WARM_STEPS:])
+    return statistics.median(took[args.warm :])
 
 
 def compute_seconds(folder: Path, args: Any) -> list[float]:
@@ -275,7 +281,7 @@ def resident(report: Any, folder: Path, args: Any) -> None:
     token = 1
     ours, theirs = report.row("step, all held in slots", "ms"), report.row("step, mlx-lm's module", "ms")
     caches = whole.make_cache()
-    rounds = WARM_STEPS + args.steps
+    rounds = args.warm + args.steps
     for number in range(rounds):
         step, following = served.step(token)
         began = time.perf_counter()
@@ -284,7 +290,7 @@ def resident(report: Any, folder: Path, args: Any) -> None:
         if following != other:
             raise RuntimeError(f"token {number} differs: {following} streamed, {other} resident")
         token = following
-        if number >= WARM_STEPS:
+        if number >= args.warm:
             ours.samples.append(1000 * step.seconds)
             theirs.samples.append(1000 * elapsed)
     ratio = statistics.median(theirs.samples) / statistics.median(ours.samples)

@@ -10,9 +10,11 @@ The driver is called through ctypes, which lets go of the GIL meanwhile; nothing
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -69,15 +71,22 @@ class Driver:
             self._threads.stream = stream
         return stream
 
-    def lock_pages(self, buffer: npt.NDArray[np.uint8]) -> None:
-        """Page-lock a buffer for as long as the process lives."""
+    def locked(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """A page-locked buffer, given back when nobody holds it or a part of it any more."""
         self._enter()
-        self._call(
-            "cuMemHostRegister_v2",
-            ctypes.c_void_p(buffer.ctypes.data),
-            ctypes.c_size_t(buffer.nbytes),
-            ctypes.c_uint(0),
-        )
+        place = ctypes.c_void_p()
+        for_every_context = ctypes.c_uint(1)
+        self._call("cuMemHostAlloc", ctypes.byref(place), ctypes.c_size_t(size_bytes), for_every_context)
+        assert place.value is not None
+        memory = (ctypes.c_uint8 * size_bytes).from_address(place.value)
+        # Not at the process's end: the driver may be gone by then.
+        weakref.finalize(memory, self._give_back, place).atexit = False
+        return np.ctypeslib.as_array(memory)
+
+    def _give_back(self, place: ctypes.c_void_p) -> None:
+        with contextlib.suppress(DeviceError):
+            self._enter()
+            self._call("cuMemFreeHost", place)
 
     def copy(self, pairs: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]) -> None:
         """Copy from page-locked bytes to managed ones, of equal lengths each; done when it returns."""
@@ -126,11 +135,9 @@ class DeviceCopies:
         """The thread's buffer cut into rows like these."""
         buffer: npt.NDArray[np.uint8] | None = getattr(self._buffers, "bytes", None)
         if buffer is None:
-            space = np.empty(self._bytes + _ALIGN_BYTES, np.uint8)
+            space = self._driver.locked(self._bytes + _ALIGN_BYTES)
             start = -space.ctypes.data % _ALIGN_BYTES
-            buffer = space[start : start + self._bytes]
-            self._driver.lock_pages(buffer)
-            self._buffers.bytes = buffer
+            buffer = self._buffers.bytes = space[start : start + self._bytes]
         found, place = {}, 0
         for key, row in rows.items():
             found[key] = buffer[place : place + row.nbytes]
