@@ -333,6 +333,7 @@ async def test_a_client_that_leaves_stops_the_workers_tokens(tmp_path: Path, str
 async def test_a_hundred_clients_that_left_leave_every_row_free(tmp_path: Path):
     make_scripted_model(tmp_path / "m", "a", tokens=2000, tokens_per_s=200.0)
     async with serve(tmp_path, models=tmp_path / "m", scripted=True) as served:
+        await loaded(served, "a")
         for _ in range(10):
             leavers = [asyncio.create_task(served.chat("a", stream=True)) for _ in range(10)]
             await asyncio.sleep(0.05)

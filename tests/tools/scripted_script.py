@@ -5,7 +5,7 @@ any size on paper: its file is sparse) plus `script.json`, a `Script`. The text 
 the model's name and the question, so that an answer that reached the wrong client can be told by reading
 it: `expected_text` is that function, for tests to compare with.
 
-The folder belongs to the test that made it; the worker only appends to its `events.jsonl`.
+The folder belongs to the test that made it; the worker only appends to its `life/events.jsonl`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, Literal
 import msgspec
 
 SCRIPT_FILE = "script.json"
-EVENTS_FILE = "events.jsonl"
+# In a folder of its own: a model whose own files change is loaded anew.
+EVENTS_FILE = "life/events.jsonl"
 
 # Every token of the default text repeats the question: a long one must not make a token of a megabyte.
 PROMPT_ECHO_CHARS = 64

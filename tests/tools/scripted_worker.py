@@ -2,7 +2,7 @@
 
 `scripted_worker.py [--models DIR]… --tether-fd N --status-fd M [--name NAME]` stands in for
 `python -m mlxpool.worker`. What it does is `script.json` in the folder that its Launch names (see
-scripted_script.py); what it did is `events.jsonl` there, one line per life event with a monotonic time
+scripted_script.py); what it did is `life/events.jsonl` there, one line per life event with a monotonic time
 that all processes of the machine share. Behaviour from before go needs the folder before the Launch names
 it: --models says where NAME is looked up; a script that wants such behaviour and could not be found in
 time fails its load and says so.
@@ -66,7 +66,9 @@ class Life:
         """Appends to the folder's log from now on; a second call changes nothing."""
         with self._lock:
             if self._file is None:
-                self._file = os.open(folder / EVENTS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                path = folder / EVENTS_FILE
+                path.parent.mkdir(exist_ok=True)
+                self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
                 os.write(self._file, b"".join(self._early))
 
     def record(self, event: str, **fields: object) -> None:
