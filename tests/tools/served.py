@@ -25,6 +25,7 @@ import aiohttp
 import psutil
 
 from tests.tools import scripted_up, sse
+from tests.tools.forked_up import ForkedUp
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -53,7 +54,9 @@ class Answer:
 class Served:
     """A running parent and a client of it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], home: Path, client: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes] | ForkedUp, home: Path, client: aiohttp.ClientSession
+    ) -> None:
         self.process = process
         self.home = home
         self.client = client
@@ -186,17 +189,24 @@ async def serve(
         environment.setdefault("MLXPOOL_CACHE_RAM", "0")
     for key, value in (settings or {}).items():
         environment[f"MLXPOOL_{key.replace('.', '_').upper()}"] = value
-    argv = (
-        [sys.executable, scripted_up.__file__] if scripted else [sys.executable, "-m", "mlxpool.parent", "up"]
-    )
-    argv += ["--home", str(home), "--port", str(port)]
+    argv = ["--home", str(home), "--port", str(port)]
     argv += ["--models", str(models)] if models is not None else []
     argv += ["--memory-budget", str(budget)] if budget is not None else []
     argv += flags or []
     with (home / "parent.log").open("ab") as log:
-        process = subprocess.Popen(  # noqa: ASYNC220  # started once, before the test begins
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
-        )
+        process: subprocess.Popen[bytes] | ForkedUp
+        # A kind of job is made known before what runs jobs is imported.
+        if scripted and "--scripted-job" not in argv:
+            process = ForkedUp(argv, environment, log)
+        else:
+            program = [scripted_up.__file__] if scripted else ["-m", "mlxpool.parent", "up"]
+            process = subprocess.Popen(  # noqa: ASYNC220  # started once, before the test begins
+                [sys.executable, *program, *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as client:
         served = Served(process, home, client)
