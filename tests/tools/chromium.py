@@ -8,6 +8,24 @@ from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 MAC = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+# A window's address bar is two pages of its own, which nobody sees: ten times the work of a page of ours.
+ADDRESS_BAR = ("WebUIOmniboxPopup", "WebUIOmniboxAimPopup")
+# Chromium hears the last list alone, so what playwright turns off is named again.
+TURNED_OFF_BY_PLAYWRIGHT = (
+    "AimEnabled",
+    "AvoidCorsURLLoaderRestartOnRedirect",
+    "AvoidUnnecessaryBeforeUnloadCheckSync",
+    "DestroyProfileOnBrowserClose",
+    "HttpsFirstBalancedModeAutoEnable",
+    "HttpsUpgrades",
+    "LensOverlay",
+    "MediaRouter",
+    "NetworkTimeServiceQuerying",
+    "OptimizationHints",
+    "PaintHolding",
+    "PreconnectToSearch",
+    "ThirdPartyStoragePartitioning",
+)
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -17,6 +35,7 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--disable-features=" + ",".join(ADDRESS_BAR + TURNED_OFF_BY_PLAYWRIGHT),
 ]
 
 
