@@ -9,9 +9,10 @@ IS_NEW_ENOUGH := import sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
   if $$python -c '$(IS_NEW_ENOUGH)' 2>/dev/null; then echo $$python; break; fi; done)
 ARGS ?=
-# Tests mostly wait for the processes they start; a file's tests stay together and in order.
+# Tests mostly wait for the processes they start; a file's tests stay together and in order. The files of
+# pyproject.toml's first folder take the longest: whoever is done first has short ones left to do.
 JOBS ?= 3
-PYTEST := .venv/bin/python -m pytest -n $(JOBS) --dist loadfile
+PYTEST := .venv/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Plain mlx has a backend on macOS only; elsewhere the driver's device tells which one to take.
 ifeq ($(shell uname -s),Darwin)
