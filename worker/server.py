@@ -180,6 +180,7 @@ class Server:
         cached_bytes = launch.cache.ram_bytes if launch.cache is not None else 0
         return msgspec.structs.replace(
             streamed.stats(),
+            resident_bytes=self._loaded.weights_bytes,
             chunk=self._engine.width.tokens,
             context=launch.context,
             planned_bytes=launch.stream.planned_bytes if launch.stream is not None else 0,
