@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Locator, Page, expect
+from playwright.async_api import Locator, Page, Route, expect
 
+from tests import tiny_glm
 from tests.browser.conftest import OpenPage, Start
 from tests.tools.fake_hub import FakeHub, Fault
 from tests.tools.hub_models import write_random_model
-from tests.tools.scripted_script import make_scripted_model
+from tests.tools.scripted_script import make_scripted_model, write_script
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -201,3 +202,40 @@ async def test_a_library_that_can_not_be_read_says_so_and_tries_again(
     await page.unroute("**/api/library")
     await fault.get_by_role("button", name="Try again").click()
     await expect(page.locator(".library-name")).to_have_text(["a"])
+
+
+async def test_a_streamed_model_shows_which_experts_are_asked_for(
+    tmp_path: Path, start: Start, open_page: OpenPage
+):
+    models = tmp_path / "models"
+    config = tiny_glm.config()
+    tiny_glm.write_container(models / "glm", config, tiny_glm.weights(config), mtp=False)
+    write_script(models / "glm")
+    make_scripted_model(models, "small")
+    page = await open_page(await start(models=models), "#/models")
+    layers = [
+        {"layer": layer, "counts": [float(place * layer) for place in range(16)], "resident": [1, 15]}
+        for layer in range(1, 7)
+    ]
+
+    async def told(route: Route) -> None:
+        await route.fulfill(json={"model": "glm", "layers": layers})
+
+    await page.route("**/api/models/glm/experts", told)
+    for name in ("glm", "small"):
+        await row(page, name).get_by_role("button", name=f"Load {name}").click()
+        await expect(row(page, name)).to_contain_text("ready")
+    await expect(row(page, "small").get_by_role("button", name="Experts of small")).to_have_count(0)
+    await row(page, "glm").get_by_role("button", name="Experts of glm").click()
+    dialog = page.get_by_role("dialog", name="Experts of glm")
+    await expect(dialog).to_contain_text("12 of 96")
+    seen = dialog.get_by_role("img", name="6 layers of experts; 12 of 96 are in memory")
+    # Expert 15 of layer 1 is in memory and wanted; its neighbour is not in memory.
+    pixels = await seen.evaluate(
+        "(canvas) => Array.from(canvas.getContext('2d').getImageData(0, 1, canvas.width, 1).data)"
+    )
+    held, other = (pixels[4 * place : 4 * place + 4] for place in (15 * 32 + 5, 14 * 32 + 5))
+    assert held[3] == 255
+    assert held[:3] != other[:3]
+    await dialog.get_by_role("button", name="Close").click()
+    await expect(dialog).to_have_count(0)

@@ -10,6 +10,7 @@ import { attempt, say } from "../core/toasts.js";
 import { Progress, StateBadge } from "../parts/bits.js";
 import { confirm } from "../parts/dialog.js";
 import { Icon } from "../parts/icons.js";
+import { Experts } from "./experts.js";
 import { Fit } from "./fit.js";
 import { refresh } from "./library.js";
 
@@ -18,10 +19,12 @@ const IS_IDLE = new Set(["absent", "failed"]);
 
 export function ModelRow({ model }) {
   const [fitting, setFitting] = useState(false);
+  const [mapping, setMapping] = useState(false);
   const state = stateOf(model.name);
   const worker = workers.value.get(model.name);
   const pinned = worker?.pinned ?? modelsByName.value.get(model.name)?.pinned ?? false;
   const share = state === "loading" ? loadProgress(worker) : null;
+  const streams = state === "ready" && modelsByName.value.get(model.name)?.capabilities?.streamed_experts;
   const isComing = state === "starting" || state === "loading";
   const reason = state === "failed" ? (worker?.reason ?? modelsByName.value.get(model.name)?.reason) : null;
   const canLoad = !model.fault && model.verdict !== "does_not_fit";
@@ -44,10 +47,12 @@ export function ModelRow({ model }) {
       ${IS_IDLE.has(state)
         ? html`<button type="button" class="button small" disabled=${!canLoad} onClick=${() => load(model.name)} aria-label="Load ${model.name}">Load</button>`
         : html`<button type="button" class="button small" disabled=${state === "draining" || state === "stopping"} onClick=${() => unload(model.name)} aria-label="${isComing ? "Cancel loading" : "Unload"} ${model.name}">${isComing ? "Cancel" : "Unload"}</button>`}
+      ${streams && html`<button type="button" class="button small" onClick=${() => setMapping(true)} aria-label="Experts of ${model.name}">Experts</button>`}
       <a class="button small" href="${linkTo("chat")}?model=${encodeURIComponent(model.name)}" aria-label="Chat with ${model.name}">Chat</a>
       <button type="button" class="icon-button" aria-pressed=${pinned} aria-label="${pinned ? "Unpin" : "Pin"} ${model.name}" title=${pinned ? "Unpin" : "Pin: never evict"} onClick=${() => pin(model.name, !pinned)}><${Icon} name="pin" /></button>
       <button type="button" class="icon-button" disabled=${!model.removable} aria-label="Remove ${model.name}" title=${model.removable ? "Remove from disk" : "Lies outside mlxpool's own folder: remove it there"} onClick=${() => removeModel(model, state)}><${Icon} name="trash" /></button>
     </div>
+    ${mapping && html`<${Experts} model=${model.name} onClose=${() => setMapping(false)} />`}
     ${fitting && html`<${Fit} model=${model} onClose=${() => setFitting(false)} />`}
   </li>`;
 }
