@@ -13,6 +13,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
 from mlxpool.shared.colibri.layout import PROJECTIONS
@@ -60,7 +61,7 @@ CPU = {
 
 
 def write(folder: Path, shape: Mapping[str, Any], numbers: Numbers, seed: int = 0) -> None:
-    """A folder in MLX's stacked form. numbers: of the experts; the rest is bfloat16 or float32."""
+    """A folder in MLX's stacked form. numbers: of every matrix; what stays is bfloat16 or float32."""
     folder.mkdir(parents=True, exist_ok=True)
     config = tiny_glm.config(**shape)
     if numbers == "4bit":
@@ -82,6 +83,8 @@ def _dense(folder: Path, config: dict[str, Any], dtype: mx.Dtype, seed: int) -> 
             gate = layer.mlp.gate
             gate.weight = mx.random.normal(gate.weight.shape) / gate.weight.shape[1] ** 0.5
     model.update(tree_map(lambda one: one.astype(dtype), model.parameters()))
+    if "quantization" in config:
+        nn.quantize(model, GROUP_SIZE, 4)
     weights = dict(tree_flatten(model.parameters()))
     mx.eval(weights)
     mx.save_safetensors(str(folder / "model-dense.safetensors"), weights)

@@ -10,6 +10,7 @@ chunk's bytes against reading each needed expert once; what the process holds ag
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
 import tempfile
@@ -36,7 +37,7 @@ from mlxpool.worker.colibri.reader import Reader
 from mlxpool.worker.colibri.sources import open_source
 from mlxpool.worker.colibri.stream import ExpertStream
 from mlxpool.worker.load import backend, evaluate, set_memory_limits
-from tests import random_glm
+from tests import random_glm, tiny_glm
 from tests.bench import common
 from tests.bench.plain_reader import PlainReader
 
@@ -92,6 +93,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--warm", type=int, default=12, help="steps before those that count")
     parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--shares", nargs="+", type=float, default=list(SHARES))
+    parser.add_argument("--prefetch", nargs="+", type=int, choices=(0, 1), default=[0, 1])
+    parser.add_argument("--layers", type=int, help="fewer than the shape has, the first one dense")
     parser.add_argument("--io", default="direct")
     parser.add_argument("--budget", type=int, default=6 * 10**9, help="bytes, of the plan")
     parser.add_argument("--parts", nargs="+", default=["decode", "resident", "prefill", "plan"])
@@ -102,6 +106,9 @@ def main() -> int:
         if not (folder / "config.json").is_file():
             began = time.perf_counter()
             shape, numbers = (random_glm.CPU, "float32") if args.shape == "cpu" else (random_glm.GPU, "4bit")
+            if args.layers is not None:
+                types = tiny_glm.config(**shape)["indexer_types"][: args.layers]
+                shape = {**shape, "num_hidden_layers": args.layers, "indexer_types": types}
             random_glm.write(folder, shape, numbers)  # type: ignore[arg-type]
             print(f"written in {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
         for part in args.parts:
@@ -112,6 +119,7 @@ def main() -> int:
                 # What was measured before is worth having.
                 traceback.print_exc()
                 report.row(part, "").failed.append(traceback.format_exc(limit=-1))
+            gc.collect()
             print(f"{part}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
             mx.clear_cache()
     return int(report.emit())
@@ -132,13 +140,13 @@ def decode(report: Any, folder: Path, args: Any) -> None:
         for count, seconds in enumerate(values):
             report.row(f"{name} of {count}", "ms").samples.append(1000 * seconds)
     report.row("dense part of a step", "ms").samples.append(1000 * dense_s)
-    for share in SHARES:
-        for prefetch in (False, True):
-            served = Served(folder, launch(args, max(1, round(share * experts)), prefetch=prefetch))
+    for share in args.shares:
+        for prefetch in args.prefetch:
+            served = Served(folder, launch(args, max(1, round(share * experts)), prefetch=bool(prefetch)))
             served.stream.preload()
             token = 1
-            took = report.row(f"step, {share:.0%} held, prefetch {prefetch}", "ms")
-            bound = report.row(f"bound, {share:.0%} held, prefetch {prefetch}", "ms")
+            took = report.row(f"step, {share:.0%} held, prefetch {bool(prefetch)}", "ms")
+            bound = report.row(f"bound, {share:.0%} held, prefetch {bool(prefetch)}", "ms")
             hits = Counter[str]()
             for number in range(args.warm + args.steps):
                 step, token = served.step(token)
@@ -152,13 +160,15 @@ def decode(report: Any, folder: Path, args: Any) -> None:
                 hits["hits"] += sum(hit for hit, _ in step.layers)
                 hits["misses"] += sum(miss for _, miss in step.layers)
             ratio = statistics.fmean(took.samples) / statistics.fmean(bound.samples)
-            report.figures[f"step over bound, {share:.0%} held, prefetch {prefetch}"] = ratio
-            report.figures[f"hit rate, {share:.0%} held, prefetch {prefetch}"] = hits["hits"] / hits.total()
-            report.figures[f"wait for routers, {share:.0%} held, prefetch {prefetch}, ms a step"] = (
+            report.figures[f"step over bound, {share:.0%} held, prefetch {bool(prefetch)}"] = ratio
+            report.figures[f"hit rate, {share:.0%} held, prefetch {bool(prefetch)}"] = (
+                hits["hits"] / hits.total()
+            )
+            report.figures[f"wait for routers, {share:.0%} held, prefetch {bool(prefetch)}, ms a step"] = (
                 1000 * served.stream.sync_s / (args.warm + args.steps)
             )
             if not prefetch:
-                name = f"step over bound, {share:.0%} held, prefetch {prefetch}"
+                name = f"step over bound, {share:.0%} held, prefetch {bool(prefetch)}"
                 report.targets.append(common.Target(name, ratio, OF_BOUND, ""))
             stats = served.stream.stats().main
             if share == 0 and not prefetch:
@@ -167,7 +177,7 @@ def decode(report: Any, folder: Path, args: Any) -> None:
                 report.targets.append(
                     common.Target("demand reads over the disk's own rate", rate, 0.9, "", at_most=False)
                 )
-            report.figures[f"read, {share:.0%} held, prefetch {prefetch}, GB"] = stats.read_bytes / 1e9
+            report.figures[f"read, {share:.0%} held, prefetch {bool(prefetch)}, GB"] = stats.read_bytes / 1e9
             served.close()
             del served
             mx.clear_cache()
@@ -176,10 +186,8 @@ def decode(report: Any, folder: Path, args: Any) -> None:
 def reads_rate(served: Served, folder: Path, args: Any) -> float:
     """Whole layers through the reader against a plain reader at the same depth, in turn."""
     layout = served.artifact.layers[0]
-    slab = served.stream._main.layers[0].slots.slab
-    rows = [slab.rows(0)] + [
-        {key: np.empty_like(row) for key, row in slab.rows(0).items()} for _ in range(15)
-    ]
+    slab = served.stream._main.layers[0]._working()
+    rows = [slab.rows(slot) for slot in range(slab.slots)]
     draw = np.random.default_rng(1)
     reader = PlainReader(folder, layout, args.depth, args.io == "direct")
     ours: list[float] = []
@@ -311,7 +319,7 @@ def held_whole(served: Served) -> Any:
         held = layer.slots.table.held
         if [held[one] for one in range(layer.layout.experts)] != list(range(layer.layout.experts)):
             raise RuntimeError("slots are not in the order of experts")
-        made = SwitchGLU(1, 1, 1)
+        made = SwitchGLU(random_glm.GROUP_SIZE, random_glm.GROUP_SIZE, 1)
         for projection, part in layer.slots.slab.arrays:
             if part == "scales":
                 made[projection] = made[projection].to_quantized(random_glm.GROUP_SIZE, 4)
@@ -339,11 +347,16 @@ def prefill(report: Any, folder: Path, args: Any) -> None:
         layer._sweep = counting  # type: ignore[method-assign]
     chunk = 512 if args.shape == "gpu" else 64
     tokens = np.random.default_rng(3).integers(0, vocab, 2 * chunk).tolist()
+    # Kernels are compiled at their first use.
+    served.prefill(tokens[:chunk], chunk)
+    served.caches = served.model.make_cache()
+    seen.clear()
+    read_bytes = served.stream.stats().main.read_bytes
     began = time.perf_counter()
     served.prefill(tokens, chunk)
     elapsed = time.perf_counter() - began
     needed = sum(seen) * artifact.layers[0].record_bytes
-    ratio = served.stream.stats().main.read_bytes / needed
+    ratio = (served.stream.stats().main.read_bytes - read_bytes) / needed
     report.row(f"prefill of two chunks of {chunk}", "s").samples.append(elapsed)
     report.figures["prefill bytes over each needed expert once a chunk"] = ratio
     report.figures["prefill read rate, GB/s"] = needed / elapsed / 1e9
@@ -373,6 +386,7 @@ def plan(report: Any, folder: Path, args: Any) -> None:
         _, token = served.step(token)
     process = psutil.Process().memory_full_info()
     held = mx.get_peak_memory() if backend() != "cpu" else process.uss
+    report.notes.append(made.explanation)
     report.figures["slots"] = made.slots
     report.figures["planned, GB"] = made.planned_bytes / 1e9
     report.figures["MLX's peak, GB"] = mx.get_peak_memory() / 1e9
