@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mlxpool.shared.errors import ApiError, error
+from mlxpool.worker.colibri.faults import ReadFault
 from mlxpool.worker.engine import logprobs
 from mlxpool.worker.engine.group import Sampled
 from mlxpool.worker.engine.row import Row
@@ -83,3 +85,13 @@ def _count(row: Row, said: list[TextEvent], more: int = 1) -> None:
     if isinstance(said[0], Reasoning):
         row.reasoning_tokens += row.silent_tokens
     row.silent_tokens = 0
+
+
+def failure_of(err: Exception) -> ApiError:
+    """What a client is told of a fault."""
+    # One that a row's own grammar gave is for its client.
+    if isinstance(err, ApiError):
+        return err
+    if isinstance(err, ReadFault):
+        return error("internal_error", f"an expert of this model can't be read: {err}")
+    return error("internal_error", f"the engine failed on this request: {type(err).__name__}: {err}")

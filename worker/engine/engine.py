@@ -26,15 +26,16 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from mlxpool.shared.errors import ApiError, error
+from mlxpool.shared.errors import ApiError
 from mlxpool.worker.adapters.layers import Switch
 from mlxpool.worker.cache.prompt_cache import Place, PromptCache
 from mlxpool.worker.cache.sources import row_source
 from mlxpool.worker.colibri.faults import Interrupted, ReadFault
 from mlxpool.worker.colibri.pressure import LOOK_S
 from mlxpool.worker.engine.admission import KvCost, holds
-from mlxpool.worker.engine.answering import events_of
+from mlxpool.worker.engine.answering import events_of, failure_of
 from mlxpool.worker.engine.batch import DecodeBatch
+from mlxpool.worker.engine.calls import Calls
 from mlxpool.worker.engine.chunks import TARGET_S, ChunkWidth
 from mlxpool.worker.engine.group import Sampled
 from mlxpool.worker.engine.hold import Hold
@@ -88,11 +89,10 @@ class Engine:
         self._wake = threading.Condition()
         self._arrived: deque[Row] = deque()  # guarded by _wake
         self._nudged = False  # guarded by _wake: a mark was set, look before sleeping
-        self._calls: deque[Callable[[], None]] = deque()  # guarded by _wake
         self._owed = 0  # rows not ended yet; event loop only
-        self._asked = 0  # calls not answered yet; event loop only
         self._submitted = 0  # event loop only
         self.hold = Hold(self._loop, self.nudge)
+        self._calls = Calls(self._loop, self.nudge)
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._stopping = False  # written by the event loop alone
         self._busy = False  # written by the engine thread alone
@@ -148,25 +148,7 @@ class Engine:
 
     async def call(self, function: Callable[[], _T]) -> _T:
         """Run something on the engine's thread, between two turns. Raises what it raises."""
-        done: asyncio.Future[_T] = self._loop.create_future()
-
-        def run() -> None:
-            try:
-                result = function()
-            except Exception as err:
-                self._loop.call_soon_threadsafe(_settle, done, None, err)
-            else:
-                self._loop.call_soon_threadsafe(_settle, done, result, None)
-
-        with self._wake:
-            self._calls.append(run)
-            self._nudged = True
-            self._wake.notify()
-        self._asked += 1
-        try:
-            return await done
-        finally:
-            self._asked -= 1
+        return await self._calls.ask(function)
 
     @property
     def switch(self) -> Switch:
@@ -193,7 +175,7 @@ class Engine:
     @property
     def asked(self) -> int:
         """Calls it still owes an answer."""
-        return self._asked
+        return self._calls.asked
 
     def _deliver(self, outbox: Sequence[tuple[Row, list[Event]]], ended: int) -> None:
         self._owed -= ended
@@ -294,8 +276,7 @@ class Engine:
             self._waiting.extend(self._arrived)
             self._arrived.clear()
             self._nudged = False
-            calls, self._calls = self._calls, deque()
-        return calls
+        return self._calls.take()
 
     def _rest_s(self) -> float | None:
         """How long the engine may sleep: until the prompt cache or the memory wants a look."""
@@ -500,7 +481,7 @@ class Engine:
             self._end(row, [])
             return
         self.counters.errors += 1
-        self._end(row, [Failure(_told(err))])
+        self._end(row, [Failure(failure_of(err))])
 
     def _end(self, row: Row, events: list[Event]) -> None:
         if self.streamed is not None:
@@ -523,22 +504,3 @@ class Engine:
         if self._outbox:
             self._loop.call_soon_threadsafe(self._deliver, self._outbox, self._ended)
             self._outbox, self._ended = [], 0
-
-
-def _told(err: Exception) -> ApiError:
-    """What a client is told of a fault."""
-    # One that a row's own grammar gave is for its client.
-    if isinstance(err, ApiError):
-        return err
-    if isinstance(err, ReadFault):
-        return error("internal_error", f"an expert of this model can't be read: {err}")
-    return error("internal_error", f"the engine failed on this request: {type(err).__name__}: {err}")
-
-
-def _settle(future: asyncio.Future[_T], result: _T | None, failed: Exception | None) -> None:
-    if future.done():
-        return
-    if failed is not None:
-        future.set_exception(failed)
-    else:
-        future.set_result(result)  # type: ignore[arg-type]
