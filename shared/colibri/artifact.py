@@ -1,9 +1,9 @@
 """What a folder holds of a mixture of experts, and where each expert lies, from headers alone.
 
-Four forms are read (layout.Form). Experts are found by their tensors' names and shapes, not by a list of
-architectures: what stands in the MLX form of any model under `….gate_proj.weight` with an axis of experts is
-a layer of experts. A folder of 400 GB with a hundred thousand tensors is read in about a second; what is
-wrong with it is told with file, layer and expert.
+Four forms are read (layout.Form). Experts are found by their tensors' names and shapes, in any architecture
+whose experts can be streamed (families.py): what stands in the MLX form under `….gate_proj.weight` with an
+axis of experts is a layer of experts. A folder of 400 GB with a hundred thousand tensors is read in about a
+second; what is wrong with it is told with file, layer and expert.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from mlxpool.shared import checkpoint
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.checkpoint import CheckpointError, Tensor
-from mlxpool.shared.colibri import packing, records, shards
+from mlxpool.shared.colibri import families, packing, records, shards
 from mlxpool.shared.colibri.folder import CONTAINER_PATTERN, is_container, is_records, stamp
 from mlxpool.shared.colibri.layout import (
     PROJECTIONS,
@@ -41,7 +41,6 @@ MTP_MODULE = "mtp.mlp.switch_mlp"
 # mlx-lm's name of the module, for a checkpoint whose experts stand under "….experts.N."; "switch_mlp" in all
 # other architectures.
 _MODULES = dict.fromkeys(("afmoe", "dots1", "gpt_oss", "Klear", "llama4", "muse_spark"), "experts")
-_EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 _LAYER = re.compile(r".*?\blayers\.(\d+)\.")
 _INDEXER = ".self_attn.indexer."
 _FUSED = re.compile(r".*\bexperts\.gate_up_proj(\.weight|_blocks)?")
@@ -54,6 +53,7 @@ def read(folder: Path) -> Artifact:
     identity = stamp(folder)
     config = checkpoint.read_config(folder / checkpoint.CONFIG_FILE)
     if is_records(folder):
+        families.check(config["model_type"])
         found = _of_records(folder, config)
     elif is_container(folder):
         found = _of_shards(folder, config, CONTAINER_PATTERN)
@@ -130,6 +130,7 @@ class _Layer:
 def _of_shards(folder: Path, config: Mapping[str, Any], pattern: str) -> _Found:
     held = shards.read(folder, pattern)
     found, dense = _sorted_out(held)
+    families.check(config["model_type"], bool(found))
     if not found:
         fused = next((name for name in dense if _FUSED.fullmatch(name)), None)
         raise CheckpointError(
@@ -181,7 +182,7 @@ def _layout(
     at = f"layer {layer.layer}"
     if layer.singles and layer.stacked:
         raise CheckpointError(f"{at}: has experts one by one and stacked, under {layer.prefix}")
-    count = _experts_of(config) or _seen(layer)
+    count = families.number(config, families.EXPERTS) or _seen(layer)
     pieces: dict[str, Piece] = {}
     for name, entry in layer.stacked.items():
         pieces[name] = _strided(f"{at}: {name}", name, entry, held, count)
@@ -326,21 +327,11 @@ def _layer(name: str) -> int | None:
 
 
 def _layers_of(config: Mapping[str, Any]) -> int:
-    count = _number(config, "num_hidden_layers")
+    count = families.number(config, families.LAYERS)
     if not count:
         raise CheckpointError("config.json: has no num_hidden_layers")
     return count
 
 
-def _experts_of(config: Mapping[str, Any]) -> int:
-    return _number(config, *_EXPERT_COUNTS)
-
-
-def _number(config: Mapping[str, Any], *names: str) -> int:
-    """The first that is a positive whole number, of the language model's own config; 0 where none is."""
-    text = config.get("text_config")
-    for name in names:
-        value = text.get(name, config.get(name)) if isinstance(text, dict) else config.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return 0
+def _number(config: Mapping[str, Any], name: str) -> int:
+    return families.number(config, (name,))

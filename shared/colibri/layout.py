@@ -19,6 +19,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from mlxpool.shared.colibri import families
+
 Projection = Literal["gate_proj", "up_proj", "down_proj"]
 PROJECTIONS: tuple[Projection, ...] = ("gate_proj", "up_proj", "down_proj")
 
@@ -175,10 +177,4 @@ class Artifact(msgspec.Struct, frozen=True):
     @property
     def top_k(self) -> int:
         """Experts a token is routed to."""
-        text = self.config.get("text_config")
-        config = text if isinstance(text, dict) else self.config
-        for name in ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "experts_per_token"):
-            value = config.get(name)
-            if isinstance(value, int) and value > 0:
-                return value
-        return 1
+        return families.number(self.config, families.TOP_K) or 1

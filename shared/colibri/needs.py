@@ -219,7 +219,7 @@ def needs(artifact: Artifact, backend: Backend) -> Needs:
         facts=facts,
         element_bytes=_FLOAT32_BYTES if widened or artifact.form == "container" else facts.float_bytes,
         top_k=artifact.top_k,
-        expert_width=geometry.number(config, "moe_intermediate_size", "intermediate_size"),
+        expert_width=max(_inner(layout) for layout in artifact.layers),
         layers=tuple(_slots(layout) for layout in artifact.layers),
         mtp=None if artifact.mtp is None else _slots(artifact.mtp),
         kinds_bytes=sum({layout.kind: layout.slot_bytes for layout in artifact.layers}.values()),
@@ -234,6 +234,12 @@ def needs(artifact: Artifact, backend: Backend) -> Needs:
 
 def _slots(layout: ExpertLayout) -> Slots:
     return Slots(layout.experts, layout.slot_bytes, layout.record_bytes)
+
+
+def _inner(layout: ExpertLayout) -> int:
+    """Numbers of an expert's inner vector."""
+    rows = (part.shape[0] for part in layout.parts if part.projection == "gate_proj" and len(part.shape) == 2)
+    return max(rows)
 
 
 def _held_tokens(context: int) -> int:

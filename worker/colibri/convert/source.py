@@ -19,7 +19,7 @@ import xxhash
 
 from mlxpool.shared import checkpoint
 from mlxpool.shared.checkpoint import CheckpointError, CutShort
-from mlxpool.shared.colibri import records
+from mlxpool.shared.colibri import families, records
 from mlxpool.shared.colibri.layout import PROJECTIONS, Place, Projection
 from mlxpool.shared.colibri.records import SourceFile
 from mlxpool.shared.files import open_regular
@@ -46,7 +46,7 @@ _PROJECTION: dict[str, Projection] = {
 }  # fmt: skip
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _SINGLE = re.compile(r"^(.*\.)experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.(\w+)$")
-_STACKED = re.compile(r"^(.*\.)(switch_mlp|experts)\.(gate_proj|up_proj|down_proj)\.(\w+)$")
+_STACKED = re.compile(r"^(.*\.)(switch_mlp|switch_glu|experts)\.(gate_proj|up_proj|down_proj)\.(\w+)$")
 _FUSED = re.compile(r"^(.*\.)experts\.(gate_up_proj|down_proj)$")
 _ROUTER = re.compile(r"\.(?:gate|router)\.weight$")
 _FOREIGN = re.compile(r"\.experts\..*(_blocks|_scales|_packed|_scale|qweight|qzeros)$")
@@ -120,9 +120,10 @@ def read(folder: Path) -> Source:
     tensors = {name: place for name, place in tensors.items() if not name.startswith(_UNSERVED)}
     _check_kind(folder, tensors)
     found = _experts(tensors)
+    families.check(config["model_type"], bool(found))
     if not found:
         raise ConvertError(f"{folder.name} has no routed experts; only mixtures of experts can be streamed")
-    expected = _expert_count(config)
+    expected = families.number(config, families.EXPERTS) or None
     last = layer_count(config)
     of_experts = {name for name in tensors if _of(name) is not None}
     groups = [_group(prefix, parts, expected) for prefix, parts in found.items()]
@@ -162,9 +163,10 @@ def named(tensor: str) -> str:
 
 def layer_count(config: Mapping[str, Any]) -> int:
     """Layers of the main model. Raises ConvertError."""
-    count = text_config(config).get("num_hidden_layers")
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ConvertError(f"{checkpoint.CONFIG_FILE}: num_hidden_layers is {count!r}; a count is due")
+    count = families.number(config, families.LAYERS)
+    if not count:
+        said = text_config(config).get("num_hidden_layers")
+        raise ConvertError(f"{checkpoint.CONFIG_FILE}: num_hidden_layers is {said!r}; a count is due")
     return count
 
 
@@ -172,14 +174,6 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model's part of a config."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else config
-
-
-def _expert_count(config: Mapping[str, Any]) -> int | None:
-    for name in ("n_routed_experts", "num_experts", "num_local_experts"):
-        value = text_config(config).get(name)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
 
 
 def _weight_files(folder: Path, index: Mapping[str, str]) -> list[str]:
