@@ -29,6 +29,8 @@ _LATENT = frozenset(
     {"deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"}
     | {"kimi_k2", "longcat_flash", "mistral4", "youtu_llm"}
 )
+# Attentions of one layer, each with a cache of its own, where there is more than one.
+_ATTENTIONS = {"longcat_flash": 2}
 _STATE_ONLY = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv7"})
 _STATE_LAYER_TYPES = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent"})
 
@@ -171,7 +173,11 @@ def _kv_width(config: Mapping[str, Any], model_type: str, hidden: int, heads: in
     if model_type in _LATENT:
         latent = _number(config, "kv_lora_rank")
         if latent:
-            return latent + _number(config, "qk_rope_head_dim")
+            width = latent + _number(config, "qk_rope_head_dim")
+            if model_type == "deepseek_v32":
+                # The indexer's keys, and as many values that nothing reads.
+                width += 2 * _number(config, "index_head_dim")
+            return _ATTENTIONS.get(model_type, 1) * width
     # Where global layers have wider heads than local ones, every layer counts as the wider.
     own_head = _number(config, "head_dim") or (hidden // heads if heads else 0)
     head = max(own_head, _number(config, "global_head_dim"))
