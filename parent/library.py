@@ -86,7 +86,8 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 class _Folder(msgspec.Struct, frozen=True):
-    """What a folder's files say, as they were under `stamp`. streamed: where it can't be held otherwise."""
+    """What a folder's files say, as they were under `stamp`. streamed: where its experts are, be it that it
+    can't be held otherwise or that its settings say so. facts: where they are not."""
 
     stamp: str
     facts: ModelFacts | None
@@ -112,8 +113,8 @@ class Library:
         self._seen: tuple[folders.Times, list[folders.Found]] | None = None
         self._models: dict[str, LibraryModel] = {}
         self._shadowed: dict[str, list[Path]] = {}
-        self._folders: dict[Path, _Folder] = {}
-        self._chosen: dict[Path, tuple[str, streaming.Streamed | str]] = {}
+        # With whether its settings have the experts streamed.
+        self._folders: dict[tuple[Path, bool], _Folder] = {}
         self._described: dict[tuple[str, Backend, int | None], tuple[_Folder, object, Description]] = {}
 
     def use(self, settings: Settings) -> None:
@@ -207,23 +208,23 @@ class Library:
 
         for model in self.models():
             try:
-                stamp = stamp_of(model.path)
-                if self._knows(model.path, stamp) or not is_only_streamed(model.path):
+                stamp, key = stamp_of(model.path), _key(model)
+                if self._knows(key, stamp) or not (key[1] or is_only_streamed(model.path)):
                     continue
             except checkpoint.CheckpointError:
                 continue
-            read = await asyncio.to_thread(_read_folder, model.path, stamp)
-            if not self._knows(model.path, stamp):
-                self._folders[model.path] = read
+            read = await asyncio.to_thread(_read_folder, *key, stamp)
+            if not self._knows(key, stamp):
+                self._folders[key] = read
 
     def describe(self, model: LibraryModel, backend: Backend, limit_bytes: int | None) -> Description:
         """The plan of one model within `limit_bytes`, or what is wrong with its folder. Never raises."""
         try:
-            folder = self._folder(model.path)
+            folder = self._folder(model)
         except checkpoint.CheckpointError as problem:
             return Description(None, str(problem), "")
         key = (model.name, backend, limit_bytes)
-        known, found = self._described.get(key), self._tuned(folder, model.settings)
+        known, found = self._described.get(key), self._tuned(folder)
         if known is not None and known[0] is folder and known[1] == found:
             return known[2]
         fit, fault = None, folder.fault
@@ -245,7 +246,7 @@ class Library:
 
         Raises CheckpointError where its folder can't be loaded.
         """
-        folder = self._folder(model.path)
+        folder = self._folder(model)
         if folder.fault is not None:
             raise checkpoint.CheckpointError(folder.fault)
         asked = model.settings.context if context is None else context
@@ -256,15 +257,15 @@ class Library:
         total_bytes = self._settings.budget_bytes(psutil.virtual_memory().total)
         return memory.split_budget(total_bytes, self._settings.cache.ram)
 
-    def _folder(self, path: Path) -> _Folder:
+    def _folder(self, model: LibraryModel) -> _Folder:
         """What the files say, read again when they have changed. Raises CheckpointError if there are none."""
-        stamp = stamp_of(path)
-        if not self._knows(path, stamp):
-            self._folders[path] = _read_folder(path, stamp)
-        return self._folders[path]
+        stamp, key = stamp_of(model.path), _key(model)
+        if not self._knows(key, stamp):
+            self._folders[key] = _read_folder(*key, stamp)
+        return self._folders[key]
 
-    def _knows(self, path: Path, stamp: str) -> bool:
-        known = self._folders.get(path)
+    def _knows(self, key: tuple[Path, bool], stamp: str) -> bool:
+        known = self._folders.get(key)
         return known is not None and known.stamp == stamp
 
     def _fit(
@@ -277,14 +278,11 @@ class Library:
     ) -> Fit:
         """Raises CheckpointError where the settings and the folder don't go together."""
         own, explicit = model.settings, self._settings.budget_is_explicit
-        streamed = folder.streamed
-        if streamed is None and own.experts == "stream":
-            streamed = self._streamed(model.path, folder.stamp)
-        if streamed is not None:
+        if folder.streamed is not None:
             from mlxpool.parent import streaming
 
             plan, launch = streaming.plan_of(
-                streamed,
+                folder.streamed,
                 own,
                 self._settings.home,
                 backend=backend,
@@ -305,28 +303,13 @@ class Library:
         )
         return Fit(plain)
 
-    def _tuned(self, folder: _Folder, own: ModelSettings) -> object:
+    def _tuned(self, folder: _Folder) -> object:
         """Changes when what was tuned of streamed models does."""
-        if folder.streamed is None and own.experts != "stream":
+        if folder.streamed is None:
             return None
         from mlxpool.parent import streaming
 
         return streaming.tuned_stamp(self._settings.home)
-
-    def _streamed(self, path: Path, stamp: str) -> streaming.Streamed:
-        """The experts of a folder that could be held otherwise. Raises CheckpointError."""
-        from mlxpool.parent import streaming
-
-        known = self._chosen.get(path)
-        if known is None or known[0] != stamp:
-            try:
-                known = stamp, streaming.read(path, only=False)
-            except checkpoint.CheckpointError as problem:
-                known = stamp, f'experts = "stream": {problem}'
-            self._chosen[path] = known
-        if isinstance(known[1], str):
-            raise checkpoint.CheckpointError(known[1])
-        return known[1]
 
     def _alias_target(self, asked: str, patterns: bool = True) -> str | None:
         """Where the aliases lead: an exact one first, else the pattern with the most literal characters."""
@@ -387,19 +370,27 @@ class Library:
         return models
 
 
-def _read_folder(path: Path, stamp: str) -> _Folder:
-    size_bytes = 0
+def _key(model: LibraryModel) -> tuple[Path, bool]:
+    """What a folder's description is kept by: the same files say other things of experts that stream."""
+    return model.path, model.settings.experts == "stream"
+
+
+def _read_folder(path: Path, chosen: bool, stamp: str) -> _Folder:
+    """Reads headers once. chosen: whether settings have the experts streamed."""
+    size_bytes, only = 0, False
     try:
         size_bytes = _size_bytes(path)
-        if is_only_streamed(path):
+        only = is_only_streamed(path)
+        if only or chosen:
             from mlxpool.parent import streaming
 
-            streamed = streaming.read(path, only=True)
+            streamed = streaming.read(path, only=only)
             return _Folder(stamp, None, None, streamed.artifact.model_type, size_bytes, streamed)
         read = checkpoint.read(path)
         return _Folder(stamp, model_facts(read), None, read.model_type, size_bytes)
     except checkpoint.CheckpointError as problem:
-        return _Folder(stamp, None, str(problem), "", size_bytes)
+        fault = f'experts = "stream": {problem}' if chosen and not only else str(problem)
+        return _Folder(stamp, None, fault, "", size_bytes)
     except OSError as problem:
         return _Folder(stamp, None, f"{path.name}: can't be read: {problem.strerror}", "", size_bytes)
 

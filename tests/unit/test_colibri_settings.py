@@ -181,7 +181,7 @@ def test_a_snapshot_of_a_container_in_the_cache_of_others_is_a_model(
 def test_neither_adapters_nor_jobs_take_a_model_that_is_streamed(home: Path) -> None:
     library = Library(Settings(home=home), home / "none")
     fault = read_model(library.resolve("glm"))
-    assert fault == Fault("model", "glm's experts are streamed; a job needs a model in memory")
+    assert fault == Fault("model", "glm's experts are streamed; this job needs a model in memory")
     tiny_adapters.make(home / "adapters" / "mine")
     (one,) = Shelf(home / "adapters").available(home / "models/glm")
     assert (one.fits, one.reason) == (False, "the model's experts are streamed, which goes with no adapter")

@@ -71,10 +71,13 @@ class Dataset:
 
     def faults(self, config: DatasetConfig, here: Here) -> list[Fault]:
         faults = _name_faults(config, here)
-        found = names.find_checkpoint(config.model, here.library, adapted=True)
+        model = names.find_model(config.model, here.library, adapted=True)
+        found = model if isinstance(model, Fault) else names.read_served(model, here)
         if isinstance(found, Fault):
             faults.append(found)
-        if config.adapter is not None:
+        if config.adapter is not None and found is None:
+            faults.append(Fault("adapter", "the model's experts are streamed, which goes with no adapter"))
+        elif config.adapter is not None:
             adapter = names.find_adapter(config.adapter, None if isinstance(found, Fault) else found, here)
             if isinstance(adapter, Fault):
                 faults.append(adapter)

@@ -104,7 +104,7 @@ def read_model(model: LibraryModel) -> checkpoint.Checkpoint | Fault:
     """What the model's files say."""
     try:
         if is_only_streamed(model.path):
-            return Fault("model", f"{model.name}'s experts are streamed; a job needs a model in memory")
+            return Fault("model", f"{model.name}'s experts are streamed; this job needs a model in memory")
         found = checkpoint.read(model.path)
     except checkpoint.CheckpointError as problem:
         return Fault("model", f"{model.name} can't be loaded: {problem}")
@@ -113,9 +113,21 @@ def read_model(model: LibraryModel) -> checkpoint.Checkpoint | Fault:
     return found
 
 
-def find_checkpoint(name: str, library: Library, adapted: bool = False) -> checkpoint.Checkpoint | Fault:
+def read_served(model: LibraryModel, here: Here) -> checkpoint.Checkpoint | Fault | None:
+    """What the files say of a model that a job only asks through the server; None where its experts are
+    streamed, which goes with no adapter."""
+    try:
+        if model.settings.experts != "stream" and not is_only_streamed(model.path):
+            return read_model(model)
+    except checkpoint.CheckpointError as problem:
+        return Fault("model", f"{model.name} can't be loaded: {problem}")
+    fault = here.library.describe(model, here.backend, None).fault
+    return None if fault is None else Fault("model", f"{model.name} can't be loaded: {fault}")
+
+
+def find_checkpoint(name: str, library: Library) -> checkpoint.Checkpoint | Fault:
     """What the files of the model of that name say: `find_model`, then `read_model`."""
-    model = find_model(name, library, adapted)
+    model = find_model(name, library)
     return model if isinstance(model, Fault) else read_model(model)
 
 
