@@ -284,7 +284,7 @@ def _stamps(held: Shards) -> dict[str, str]:
 
 def _check_shapes(at: str, packed: Mapping[Projection, packing.Packed], config: Mapping[str, Any]) -> None:
     gate, up, down = (packed[projection] for projection in PROJECTIONS)
-    hidden = _number(config, "hidden_size") or gate.inputs
+    hidden = families.number(config, families.EXPERT_INPUTS) or gate.inputs
     inner = gate.outputs
     for projection, one, shape in (
         ("gate_proj", gate, (inner, hidden)),

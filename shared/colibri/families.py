@@ -34,14 +34,15 @@ _REASONS = {
 }
 
 # Of config.json, the first that is there: how many layers, how many experts a layer has and a token is routed
-# to, and the width of an expert's inner vector.
+# to.
 LAYERS = ("num_hidden_layers", "num_layers")
 EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 TOP_K = (
     "num_experts_per_tok", "num_experts_per_token", "moe_topk", "experts_per_token", "moe_k", "moe_top_k",
     "top_k_experts",
 )  # fmt: skip
-EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+# Numbers that an expert is asked with: fewer than the hidden size where it is given a narrower state.
+EXPERT_INPUTS = ("routed_expert_hidden_size", "hidden_size")
 
 
 def check(model_type: str, has_experts: bool = True) -> None:

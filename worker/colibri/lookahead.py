@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx import nn
 
 from mlxpool.shared.colibri.layout import ExpertLayout
 from mlxpool.worker.colibri.load import module_at
@@ -28,6 +29,9 @@ _WEIGHT = 1 / 16
 
 # A norm's weight that is as good as zero tells nothing of the next one's.
 _TINY = 1e-6
+
+# What decoder layers call the norm before their router; where there are several, the first of these it is.
+_NORMS = ("pre_mlp_layernorm", "pre_ff_layernorm", "ffn_norm", "post_attention_layernorm")
 
 # state [..., D] → the likely experts of each token, likeliest first: [tokens, guessed].
 Guess = Callable[[mx.array], mx.array]
@@ -87,9 +91,12 @@ def _guess(model: Any, layout: ExpertLayout, after: ExpertLayout, top_k: int) ->
     here, there = (_parents(model, one.module) for one in (layout, after))
     if here is None or there is None:
         return None
-    first, second = (_norm(layer) for layer in (here[0], there[0]))
+    first, second = (_scale(layer) for layer in (here[0], there[0]))
     router = getattr(there[1], "gate", getattr(there[1], "router", None))
     if router is None or first is None or second is None or first.shape != second.shape:
+        return None
+    if _width(layout) not in (first.size, None):
+        # Experts are asked with something else than what their router is.
         return None
     small = mx.abs(first) < _TINY
     ratio = mx.where(small, 0.0, second / mx.where(small, 1.0, first)).astype(first.dtype)
@@ -100,10 +107,23 @@ def _guess(model: Any, layout: ExpertLayout, after: ExpertLayout, top_k: int) ->
     return lambda x: choose((x * ratio).reshape(1, -1, ratio.size))
 
 
-def _norm(layer: Any) -> mx.array | None:
-    """The weight that a layer's state is multiplied by on its way to its router: [D]."""
-    weight = getattr(getattr(layer, "post_attention_layernorm", None), "weight", None)
-    return weight if isinstance(weight, mx.array) and weight.ndim == 1 else None
+def _scale(layer: Any) -> mx.array | None:
+    """What a layer's state is multiplied by on its way to its router: [D]."""
+    norm = next((getattr(layer, name) for name in _NORMS if hasattr(layer, name)), None)
+    weight = getattr(norm, "weight", None)
+    if norm is None or not isinstance(weight, mx.array) or weight.ndim != 1:
+        return None
+    if isinstance(norm, nn.LayerNorm):
+        return weight
+    # Some norms' weights count from one; what comes of ones says it of all.
+    scale: mx.array = norm(mx.ones((1, weight.size), weight.dtype))
+    return scale.reshape(-1)
+
+
+def _width(layout: ExpertLayout) -> int | None:
+    """Numbers that an expert is asked with, which are as many as it answers with."""
+    answers = (part for part in layout.parts if part.projection == "down_proj" and part.part == "weight")
+    return next((part.shape[0] for part in answers), None)
 
 
 def _parents(model: Any, path: str) -> tuple[Any, Any] | None:
