@@ -21,12 +21,12 @@ from mlxpool.shared.colibri.stats import HeatMap
 from mlxpool.shared.config import Settings
 from mlxpool.shared.control import Launch, WorkerStats
 from mlxpool.shared.errors import ApiError
+from mlxpool.shared.footprint import footprint_bytes
 from mlxpool.shared.memory import OVERHEAD_BYTES
 from mlxpool.shared.trace import FILE_NAME
 
 from .contract import Limits
 from .effects import CannotLaunch, Grant, Listeners, PoolEffects
-from .footprint import footprint_bytes
 from .prompt_caches import FlushReport
 from .scheduler import Scheduler
 from .specs import make_cache_launch, make_launch, make_spec, serves_differently
