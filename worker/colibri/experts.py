@@ -46,14 +46,14 @@ class Experts:
 
     def __init__(self, layout: ExpertLayout, activation: Activation, constants: Constants) -> None:
         self._packing = layout.packing
-        self._activation = activation
+        self.activation = activation
         self._constants = constants
 
     def __call__(self, slab: Slab, x: mx.array, slots: mx.array, ordered: bool) -> mx.array:
         """x [..., 1, D], slots [...], whose leading axes broadcast: [..., 1, D]. ordered: slots ascend."""
         up = self._project("up_proj", slab, x, slots, ordered)
         gate = self._project("gate_proj", slab, x, slots, ordered)
-        return self._project("down_proj", slab, self._activation(up, gate), slots, ordered)
+        return self._project("down_proj", slab, self.activation(up, gate), slots, ordered)
 
     def _project(
         self, projection: Projection, slab: Slab, x: mx.array, slots: mx.array, ordered: bool

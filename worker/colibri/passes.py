@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxpool.worker.colibri import sweep
-from mlxpool.worker.colibri.experts import SORTED_FROM, Experts
+from mlxpool.worker.colibri.experts import SORTED_FROM, Activation, Experts
 from mlxpool.worker.colibri.faults import Interrupted
 from mlxpool.worker.colibri.ledger import Ledger
 from mlxpool.worker.colibri.lookahead import Guess
@@ -93,6 +93,10 @@ class Layer:
         hidden = next(one.shape[0] for one in self.layout.parts if one.projection == "gate_proj")
         inputs = next(one.shape[0] for one in self.layout.parts if one.projection == "down_proj")
         self._block = max(SORTED_FROM, BLOCK_BYTES // (4 * (2 * inputs + 3 * hidden)))
+
+    @property
+    def activation(self) -> Activation:
+        return self._experts.activation
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         """x [B, T, D], indices [B, T, K]: [B, T, K, D]. Raises ReadFault, Interrupted."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import msgspec
@@ -18,6 +18,7 @@ import msgspec
 from mlxpool.shared.checkpoint import CheckpointError
 from mlxpool.shared.colibri import artifact as artifacts
 from mlxpool.shared.colibri.launch import StreamLaunch
+from mlxpool.shared.colibri.layout import Artifact
 from mlxpool.worker import cpu_attention, load
 from mlxpool.worker.colibri.device_copies import with_device_copies
 from mlxpool.worker.colibri.faults import ReadFault
@@ -55,24 +56,42 @@ def load_streamed(folder: Path, launch: StreamLaunch, progress: Callable[[int, i
             if backend == "cpu":
                 cpu_attention.install()
             weights_bytes = load.evaluate(model, progress)
-            source = with_device_copies(open_source(artifact, backend, launch.io), backend)
-            reader = Reader(source, launch.queue_depth, launch.in_flight_bytes)
+            stream = put_stream(model, artifact, launch, lambda: progress(weights_bytes, weights_bytes))
             try:
-                stream = ExpertStream(artifact, source, reader, launch, backend)
-                stream.install(model)
-                if launch.drafts:
-                    stream.install_draft(model)
-                stream.stop = _Teller(lambda: progress(weights_bytes, weights_bytes)).never
-                stream.preload()
                 files = Files(folder, artifact.model_type, artifact.files)
                 loaded = load.warmed_up(model, weights_bytes, files, stream)
             except BaseException:
-                reader.close()
+                stream.close()
                 raise
     except (CheckpointError, ReadFault) as problem:
         raise load.LoadError(str(problem)) from problem
     draft = MtpDraft(model, launch.drafts, launch.draft_confidence) if launch.drafts else None
     return msgspec.structs.replace(loaded, draft=draft)
+
+
+def put_stream(
+    model: Any, artifact: Artifact, launch: StreamLaunch, tell: Callable[[], None]
+) -> ExpertStream:
+    """Streamed experts in a model that has its dense part, and its draft layer where `launch` drafts.
+
+    What was streamed there before must be closed. tell: called now and then while slots are filled.
+
+    Raises CheckpointError, ReadFault.
+    """
+    backend = load.backend()
+    source = with_device_copies(open_source(artifact, backend, launch.io), backend)
+    reader = Reader(source, launch.queue_depth, launch.in_flight_bytes)
+    try:
+        stream = ExpertStream(artifact, source, reader, launch, backend)
+        stream.install(model)
+        if launch.drafts:
+            stream.install_draft(model)
+        stream.stop = _Teller(tell).never
+        stream.preload()
+    except BaseException:
+        reader.close()
+        raise
+    return stream
 
 
 def set_memory_limits(limit_bytes: int, launch: StreamLaunch) -> None:
