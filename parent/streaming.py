@@ -73,13 +73,16 @@ def plan_of(
     limit_bytes: int | None,
     limit_is_explicit: bool,
     context: int | None,
+    found: Tuned | None = None,
 ) -> tuple[StreamPlan, StreamLaunch]:
     """The plan under these settings, and what a worker is told. context: tokens, None for the settings'.
+    found: as if `tune` had kept this, None for what it has kept.
 
     Raises CheckpointError.
     """
     choice.check(own, streamed.artifact, only_streamed=streamed.only)
-    found: Tuned = tuned.read(home).of(streamed.fingerprint, backend)
+    if found is None:
+        found = tuned.read(home).of(streamed.fingerprint, backend)
     made = plan(
         artifact.on_backend(streamed.artifact, backend),
         choice.wishes(own, streamed.artifact, found, context),

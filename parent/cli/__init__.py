@@ -47,7 +47,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Measure how well a model predicts a text: its loss and perplexity.",
     ),
     "dataset": ("job_kinds", "Let a model write training lines about a text."),
-    "colibri": ("colibri", "Models whose experts are read from disk as they are needed: plan, convert."),
+    "colibri": (
+        "colibri",
+        "Models whose experts are read from disk as they are needed: plan, convert, tune, bench.",
+    ),
     "cache": ("cache", "Show, check or delete what is kept of prompts: status, verify, prune."),
     "service": ("service", "Run the server as a service: install, uninstall, status, restart, print."),
     "doctor": ("doctor", "Look at this machine, and say what to do about what it lacks."),

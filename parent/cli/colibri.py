@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxpool.parent.cli import EXIT_FAILURE
+from mlxpool.parent.cli.colibri_bench import bench_command
 from mlxpool.parent.cli.colibri_convert import convert_command
+from mlxpool.parent.cli.colibri_tune import tune_command
 from mlxpool.parent.cli.common import (
     Failure,
     json_option,
@@ -31,7 +33,8 @@ def colibri_command() -> None:
     """Models whose experts are read from disk as they are needed."""
 
 
-colibri_command.add_command(convert_command)
+for command in (bench_command, convert_command, tune_command):
+    colibri_command.add_command(command)
 
 
 @colibri_command.command("plan")

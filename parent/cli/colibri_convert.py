@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from mlxpool.parent.cli import follow
+from mlxpool.parent.cli.colibri_model import find_folder
 from mlxpool.parent.cli.common import json_option, print_json, read_settings, settings_options
 from mlxpool.shared.backend import detect, worker_environment
 from mlxpool.shared.units import format_size
@@ -85,7 +86,7 @@ def convert_command(
         raise click.UsageError(str(problem)) from None
     for fault in kind.combination_faults(config):
         raise click.UsageError(f"--{fault.field.replace('_', '-')}: {fault.message}")
-    folder = _folder(source, config_file, home)
+    folder, _ = find_folder(source, read_settings(config_file, {"home": home}))
     task = kind.make_task(config, str(folder), os.path.abspath(target))
     with follow.progress(quiet=as_json) as report:
         result = follow.own_process(
@@ -101,17 +102,3 @@ def convert_command(
         f"{format_size(done.dense_bytes)} of everything else{kept}"
     )
     return 0
-
-
-def _folder(source: str, config_file: Path | None, home: Path | None) -> Path:
-    """A folder by its path, else a model of the library by its name. Raises UsageError."""
-    if os.path.isdir(source):
-        return Path(source).absolute()
-    from mlxpool.parent.jobs.kinds import names
-    from mlxpool.parent.jobs.kinds.kind import Fault
-    from mlxpool.parent.library import Library
-
-    model = names.find_model(source, Library(read_settings(config_file, {"home": home})))
-    if isinstance(model, Fault):
-        raise click.UsageError(f"{source!r} is no folder, and {model.message}")
-    return model.path.absolute()

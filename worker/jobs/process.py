@@ -25,7 +25,16 @@ if TYPE_CHECKING:
     from mlxpool.shared.job_teller import Teller
 
 # Kind → module with `TASK` and `work(task, teller) -> result`.
-KINDS = ("quantize", "finetune", "fuse", "evaluate", "import_", "colibri_convert")
+KINDS = (
+    "quantize",
+    "finetune",
+    "fuse",
+    "evaluate",
+    "import_",
+    "colibri_convert",
+    "colibri_bench",
+    "colibri_tune",
+)
 # A reason is one line for a person.
 REASON_CHARS = 600
 # Colours, cursor movements and the rest that means something to terminals alone.
