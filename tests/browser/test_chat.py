@@ -61,20 +61,20 @@ async def say(page: Page, text: str) -> None:
 
 
 async def test_an_answer_with_its_figures(shop: Shop, open_page: OpenPage):
-    name = shop.make(tokens=40, tokens_per_s=80)
+    name = shop.make(tokens=120, tokens_per_s=80)
     page = await open_page(shop.served, f"#/chat?model={name}")
     await expect(page.get_by_text(f"Ask {name}")).to_be_visible()
     await say(page, "hello there")
     await expect(page.locator(".bubble")).to_have_text("hello there")
     await expect(answers(page).locator(".markdown")).to_have_text(
-        expected_text(name, "hello there", 40).strip()
+        expected_text(name, "hello there", 120).strip()
     )
     foot = answers(page).locator(".figures-line")
-    await expect(foot.locator(".figure-tokens")).to_have_text("40 tokens")
+    await expect(foot.locator(".figure-tokens")).to_have_text("120 tokens")
     await expect(foot.locator(".figure-cached")).to_have_text("0 of 2 prompt tokens cached")
     await expect(foot.locator(".figure-first")).to_have_text(re.compile(r"^first token after \d"))
     said = await foot.locator(".figure-rate").inner_text()
-    assert 60 < float(said.removesuffix(" tokens/s")) < 90
+    assert 40 < float(said.removesuffix(" tokens/s")) < 90
     await expect(page.get_by_role("heading", level=1)).to_have_text("hello there")
     await expect(message_field(page)).to_be_focused()
 
@@ -261,14 +261,14 @@ async def test_settings_go_with_every_question(shop: Shop, open_page: OpenPage):
 
 
 async def test_an_answer_goes_on_while_another_page_is_looked_at(shop: Shop, open_page: OpenPage):
-    name = shop.make(tokens=60, tokens_per_s=40)
+    name = shop.make(tokens=120, tokens_per_s=40)
     page = await open_page(shop.served, f"#/chat?model={name}")
     await say(page, "hello")
     await expect(page.locator(".running .markdown")).to_be_visible()
     await page.get_by_role("link", name="Pool", exact=True).click()
     await expect(page.get_by_role("heading", level=1)).to_be_focused()
     await page.go_back()
-    await expect(answers(page).locator(".markdown")).to_have_text(expected_text(name, "hello", 60).strip())
+    await expect(answers(page).locator(".markdown")).to_have_text(expected_text(name, "hello", 120).strip())
 
 
 @pytest.mark.starter

@@ -26,7 +26,7 @@ import msgspec
 
 from mlxpool.shared import backend, control
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -131,7 +131,7 @@ def cases(draw: st.DrawFn) -> tuple[Shelf, tuple[int, ...]]:
 LAYOUTS = st.sampled_from([layout(True), layout(False), layout(False, True)])
 
 
-@settings(max_examples=700, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), of=LAYOUTS)
 def test_it_is_always_the_longest_prefix_that_lacks_nothing(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject, of: Layout
