@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.utils import quantize_model
+from mlx_lm.utils import _get_classes, quantize_model
 
 from tests.tools import tiny_models
 
@@ -65,19 +65,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 8, "sliding_window": 32},
 }
 
+_STACKED = re.compile(r"\.(?:switch_mlp|experts)\.(?=(?:gate|up|down)_proj\.)")
+_NUMBERED = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
 
 def write(kind: str, folder: Path, bits: int | None = 4, each: bool = False) -> Path:
     """A random checkpoint in float32, or packed from it in groups of 32. each: with a tensor per expert, as
     such models are published."""
-    config = {**_COMMON, "model_type": kind, **CONFIGS[kind]}
-    architecture = importlib.import_module(f"mlx_lm.models.{kind}")
-    model = architecture.Model(architecture.ModelArgs.from_dict(config))
+    return write_config({**_COMMON, "model_type": kind, **CONFIGS[kind]}, folder, bits, each)
+
+
+def write_config(config: dict[str, Any], folder: Path, bits: int | None = 4, each: bool = False) -> Path:
+    """As `write`, of any config. each: under the names of three projections, or w1, w3 and w2 in a
+    block_sparse_moe."""
+    kind, arguments = _get_classes(config)
+    model: Any = kind(arguments.from_dict(config))
     mx.random.seed(3)
     model.update(
         tree_unflatten(
             [
                 (name, mx.random.normal(value.shape) * (0.5 if value.ndim == 1 else value.shape[-1] ** -0.5))
                 for name, value in tree_flatten(model.parameters())
+                if mx.issubdtype(value.dtype, mx.floating)
             ]
         )
     )
@@ -86,10 +95,11 @@ def write(kind: str, folder: Path, bits: int | None = 4, each: bool = False) -> 
     folder.mkdir(parents=True, exist_ok=True)
     tensors = dict(tree_flatten(model.parameters()))
     if each:
-        for name in [name for name in tensors if ".switch_mlp." in name]:
-            before, after = name.split(".switch_mlp.")
+        for name in [name for name in tensors if _STACKED.search(name)]:
+            before, projection, part = _STACKED.split(name)[0], *name.split(".")[-2:]
+            called = _NUMBERED[projection] if before.endswith("block_sparse_moe") else projection
             for expert, tensor in enumerate(tensors.pop(name)):
-                tensors[f"{before}.experts.{expert}.{after}"] = tensor
+                tensors[f"{before}.experts.{expert}.{called}.{part}"] = tensor
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
     tiny_models.tokenizer().save(str(folder / "tokenizer.json"))
