@@ -102,7 +102,7 @@ def _show(done: Bench) -> None:
         [
             "waits",
             f"{1000 * decode.wait_s / decode.tokens:.1f} ms a token for reads, "
-            f"{1000 * decode.sync_s / decode.tokens:.1f} ms for routers",
+            f"{1000 * decode.sync_s / decode.tokens:.1f} ms for routers and what they wait for",
         ],
     ]
     if done.drafts:

@@ -41,7 +41,8 @@ class Prefill(msgspec.Struct, frozen=True):
 
 class Decode(msgspec.Struct, frozen=True):
     """Without the first tokens, which fill the slots. hit_rate: experts found in memory. disk_share: of the
-    disk's own rate. wait_s: for reads; sync_s: for what routers chose. passes: of the model."""
+    disk's own rate. wait_s: for reads; sync_s: for what routers chose, computing what they are asked about
+    included. passes: of the model."""
 
     tokens: int
     seconds: float
