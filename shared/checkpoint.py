@@ -111,6 +111,8 @@ _ENTRY = msgspec.json.Decoder(_Entry)
 _METADATA = msgspec.json.Decoder(dict[str, str])
 _INDEX = msgspec.json.Decoder(_Index)
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
+# What somebody else's JSON can come to, the last of text that is nested without end.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def read(folder: Path) -> Checkpoint:
@@ -187,7 +189,7 @@ def read_whole_header(path: Path) -> Header:
         table = _HEADER.decode(header)
         said = table.pop("__metadata__", None)
         entries = {name: _ENTRY.decode(raw) for name, raw in table.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except UNREADABLE as problem:
         raise CheckpointError(f"{path.name}: its header is no safetensors header: {problem}") from None
     tensors = {name: _tensor(path.name, name, entry) for name, entry in entries.items()}
     _check_layout(path.name, entries, data_bytes)
@@ -200,7 +202,7 @@ def _metadata(said: msgspec.Raw | None) -> dict[str, str]:
     """Nothing depends on it where it is not as the format wants it: loaders do not look at it."""
     try:
         return {} if said is None else _METADATA.decode(said)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return {}
 
 
@@ -253,7 +255,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path.parent.name}: no {path.name} in the folder")
     try:
         config = _OBJECT.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except UNREADABLE as problem:
         raise CheckpointError(f"{path.name}: no JSON object: {problem}") from None
     if not isinstance(config.get("model_type"), str) or not config["model_type"]:
         raise CheckpointError(f"{path.name}: has no model_type: which architecture it is can't be known")
@@ -267,7 +269,7 @@ def read_index(path: Path) -> dict[str, str]:
         return {}
     try:
         return _INDEX.decode(raw).weight_map
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except UNREADABLE as problem:
         raise CheckpointError(f"{path.name}: no safetensors index: {problem}") from None
 
 

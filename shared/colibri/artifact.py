@@ -41,7 +41,7 @@ MTP_MODULE = "mtp.mlp.switch_mlp"
 # mlx-lm's name of the module, for a checkpoint whose experts stand under "….experts.N."; "switch_mlp" in all
 # other architectures.
 _MODULES = dict.fromkeys(("afmoe", "dots1", "gpt_oss", "Klear", "llama4", "muse_spark"), "experts")
-_LAYER = re.compile(r".*?\blayers\.(\d+)\.")
+_LAYER = re.compile(rf".*?\blayers\.({shards.NUMBER})\.")
 _INDEXER = ".self_attn.indexer."
 _FUSED = re.compile(r".*\bexperts\.gate_up_proj(\.weight|_blocks)?")
 _STAMPS_KEY = "colibri.fmt"
@@ -113,9 +113,31 @@ def _of_records(folder: Path, config: Mapping[str, Any]) -> _Found:
     held = shards.read(folder, records.DENSE_PATTERN)
     if set(held.files) != {file.name for file in index.dense}:
         raise CheckpointError(f"{records.INDEX_FILE}: lists other {records.DENSE_PATTERN} than are there")
+    for layer in index.layers:
+        check_record(layer, config)
     layouts = [records.layout(layer) for layer in index.layers]
     dense = {name: held.place(name) for name in held.entries}
     return "records", layouts, dense, (*held.files, *(layer.file for layer in index.layers))
+
+
+def check_record(layer: records.RecordLayer, config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError unless this model's config and a layer's index say the same of its experts."""
+    at = f"{records.INDEX_FILE}: layer {layer.layer}"
+    due = families.number(config, families.EXPERTS)
+    if due and layer.experts != due:
+        raise CheckpointError(f"{at}: has {layer.experts} experts where config.json says {due}")
+    packed: dict[Projection, packing.Packed] = {}
+    for projection in PROJECTIONS:
+        tensors = {
+            field.part: Tensor(field.dtype, field.shape, field.size_bytes)
+            for field in layer.fields
+            if field.projection == projection
+        }
+        where = f"{at}: {projection}"
+        if "weight" not in tensors:
+            raise CheckpointError(f"{where}: has no weight in its records")
+        packed[projection] = packing.record(where, projection, tensors, layer.packing[projection])
+    _check_shapes(at, packed, config)
 
 
 class _Layer:
@@ -183,6 +205,8 @@ def _layout(
     if layer.singles and layer.stacked:
         raise CheckpointError(f"{at}: has experts one by one and stacked, under {layer.prefix}")
     count = families.number(config, families.EXPERTS) or _seen(layer)
+    if not 0 < count <= families.MAX_EXPERTS:
+        raise CheckpointError(f"{at}: is of {count} experts; a layer has 1 to {families.MAX_EXPERTS}")
     pieces: dict[str, Piece] = {}
     for name, entry in layer.stacked.items():
         pieces[name] = _strided(f"{at}: {name}", name, entry, held, count)

@@ -41,6 +41,8 @@ TOP_K = (
     "num_experts_per_tok", "num_experts_per_token", "moe_topk", "experts_per_token", "moe_k", "moe_top_k",
     "top_k_experts",
 )  # fmt: skip
+# Of a layer. The most in use are a few hundred; more is a header that would only cost time and memory.
+MAX_EXPERTS = 65_536
 # Numbers that an expert is asked with: fewer than the hidden size where it is given a narrower state.
 EXPERT_INPUTS = ("routed_expert_hidden_size", "hidden_size")
 
@@ -68,12 +70,8 @@ def number(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
     said = language(config)
     for name in names:
         value = said.get(name)
-        if _is_count(value):
-            return int(value)
-        if isinstance(value, list) and value and all(_is_count(one) for one in value):
-            return int(max(value))
+        counts = value if isinstance(value, list) else [value]
+        whole = [one for one in counts if isinstance(one, int) and not isinstance(one, bool) and one > 0]
+        if whole and len(whole) == len(counts):
+            return max(whole)
     return 0
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

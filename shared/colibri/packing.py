@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from mlxpool.shared.checkpoint import CheckpointError, Tensor
 from mlxpool.shared.colibri.layout import Fill, Part, PartName, Projection, Quantised, Scheme
-from mlxpool.shared.quantisation import FIXED_MODES
+from mlxpool.shared.quantisation import BITS, FIXED_MODES
 
 FLOATS = ("F32", "F16", "BF16")
 MLX_PARTS: tuple[PartName, ...] = ("weight", "scales", "biases", "bias")
@@ -41,6 +41,26 @@ def mlx(
 ) -> Packed:
     """A projection in MLX's form. tensors: of one expert, by part. path: of the module, as config.json names
     it. where: how an error begins. Raises CheckpointError."""
+    said = _said(where, path, config) if tensors["weight"].dtype == "U32" else None
+    return _matrix(where, projection, tensors, said)
+
+
+def record(where: str, projection: Projection, tensors: Mapping[str, Tensor], said: Quantised) -> Packed:
+    """A projection of a record. said: what its index says of it. Raises CheckpointError where that and the
+    parts' shapes don't go together."""
+    told = None
+    if said.scheme != "float":
+        told = _known(f"{where}: its index's", said.scheme, said.bits, said.group_size)
+    found = _matrix(where, projection, tensors, told)
+    if found.quantised != said:
+        raise CheckpointError(f"{where} is of {_in_words(found)}, and said to be of {_in_words(said)}")
+    return found
+
+
+def _matrix(
+    where: str, projection: Projection, tensors: Mapping[str, Tensor], said: Quantised | None
+) -> Packed:
+    """said: None where nothing is told of plain numbers."""
     weight = tensors["weight"]
     if weight.dtype not in (*FLOATS, "U32"):
         raise CheckpointError(
@@ -49,14 +69,16 @@ def mlx(
     unknown = sorted(set(tensors) - set(MLX_PARTS))
     if unknown:
         raise CheckpointError(f"{where}.{unknown[0]}: not known how to stream it: {CONVERT}")
-    if len(weight.shape) != 2:
+    if len(weight.shape) != 2 or not math.prod(weight.shape):
         raise CheckpointError(f"{where}.weight is of shape {list(weight.shape)}, not a matrix")
+    if (weight.dtype == "U32") != (said is not None):
+        how = "plain numbers" if said is None else _in_words(said)
+        raise CheckpointError(f"{where}.weight is {weight.dtype}, and said to be of {how}")
     outputs, inputs = weight.shape
-    if weight.dtype == "U32":
-        said = _said(where, path, config)
+    if said is not None:
         inputs = _unpacked(where, weight, tensors, said)
     else:
-        said = Quantised("float", 8 * weight.size_bytes // max(math.prod(weight.shape), 1))
+        said = Quantised("float", 8 * weight.size_bytes // math.prod(weight.shape))
         if "scales" in tensors or "biases" in tensors:
             raise CheckpointError(f"{where}.weight is {weight.dtype} and has scales")
     bias = tensors.get("bias")
@@ -79,16 +101,26 @@ def _said(where: str, path: str, config: Mapping[str, Any]) -> Quantised:
         raise CheckpointError(
             f"{where}.weight is packed, and config.json has no `quantization` that says how"
         )
-    scheme = said.get("mode", "affine")
-    bits, group = said.get("bits"), said.get("group_size")
+    return _known(
+        f"{where}: config.json's", said.get("mode", "affine"), said.get("bits"), said.get("group_size")
+    )
+
+
+def _known(whose: str, scheme: Any, bits: Any, group: Any) -> Quantised:
+    """Raises CheckpointError unless MLX packs like this."""
     if scheme == "affine":
-        if bits not in (2, 3, 4, 5, 6, 8) or group not in GROUP_SIZES:
-            raise CheckpointError(f"{where}: config.json's {bits} bits in groups of {group} aren't known")
+        if type(bits) is not int or bits not in BITS or type(group) is not int or group not in GROUP_SIZES:
+            raise CheckpointError(f"{whose} {bits} bits in groups of {group} aren't known")
         return Quantised("affine", bits, group)
-    if scheme not in FIXED_MODES:
-        raise CheckpointError(f"{where}: config.json's quantization mode {scheme!r} isn't known")
+    if not isinstance(scheme, str) or scheme not in FIXED_MODES:
+        raise CheckpointError(f"{whose} quantization mode {scheme!r} isn't known")
     group, bits = FIXED_MODES[scheme]
-    return Quantised(scheme, bits, group)
+    return Quantised(cast("Scheme", scheme), bits, group)
+
+
+def _in_words(packed: Quantised) -> str:
+    groups = f" in groups of {packed.group_size}" if packed.group_size else ""
+    return f"{packed.bits} bits{groups} ({packed.scheme})"
 
 
 def _unpacked(where: str, weight: Tensor, tensors: Mapping[str, Tensor], said: Quantised) -> int:
@@ -99,7 +131,9 @@ def _unpacked(where: str, weight: Tensor, tensors: Mapping[str, Tensor], said: Q
     if said.scheme != "affine":
         wanted = {"scales": ("U8",)}
     if rest or inputs % said.group_size:
-        raise CheckpointError(f"{where}.weight: rows of {words} words aren't whole groups of {said}")
+        raise CheckpointError(
+            f"{where}.weight: rows of {words} words aren't whole groups of {_in_words(said)}"
+        )
     shape = (outputs, inputs // said.group_size)
     for part in ("scales", "biases"):
         one = tensors.get(part)

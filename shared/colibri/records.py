@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from mlxpool.shared import checkpoint
-from mlxpool.shared.checkpoint import DTYPE_BITS, CheckpointError
+from mlxpool.shared.checkpoint import DTYPE_BITS, UNREADABLE, CheckpointError
 from mlxpool.shared.colibri import folder as folders
 from mlxpool.shared.colibri.layout import (
     ALIGN_BYTES,
@@ -128,7 +128,7 @@ def read_index(folder: Path) -> RecordIndex:
                 f"{FORMAT!r}, version {VERSION}: convert the model again"
             )
         index = msgspec.json.decode(raw, type=RecordIndex)
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except UNREADABLE as problem:
         raise CheckpointError(f"{INDEX_FILE}: no index of experts: {problem}") from None
     seen: set[int] = set()
     for layer in index.layers:
@@ -178,7 +178,7 @@ def _check(layer: RecordLayer) -> None:
 
 def _check_name(name: str) -> None:
     """A path within the folder."""
-    if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+    if not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise CheckpointError(f"{INDEX_FILE}: {name!r} is no file of this folder")
 
 

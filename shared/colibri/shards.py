@@ -24,10 +24,12 @@ PROJECTION_OF: dict[str, Projection] = {
     "w3": "up_proj",
 }
 _NAMES = "|".join(PROJECTION_OF)
+# Of a layer or an expert. A name with more digits is nobody's, and may have more than Python reads.
+NUMBER = r"[0-9]{1,9}"
 # One tensor per expert: (prefix, layer, expert, projection, what of it).
-SINGLE = re.compile(rf"(.*?\blayers\.(\d+)\..*?)\.?experts\.(\d+)\.({_NAMES})\.(.+)")
+SINGLE = re.compile(rf"(.*?\blayers\.({NUMBER})\..*?)\.?experts\.({NUMBER})\.({_NAMES})\.(.+)")
 # One tensor for all experts of a layer: (prefix, layer, projection, what of it).
-STACKED = re.compile(r"(.*?\blayers\.(\d+)\..*)\.(gate_proj|up_proj|down_proj)\.([a-z_]+)")
+STACKED = re.compile(rf"(.*?\blayers\.({NUMBER})\..*)\.(gate_proj|up_proj|down_proj)\.([a-z_]+)")
 
 
 class Entry(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 
 from mlxpool.shared.backend import Backend
-from mlxpool.shared.checkpoint import CheckpointError
+from mlxpool.shared.checkpoint import UNREADABLE, CheckpointError
 from mlxpool.shared.colibri.folder import HOME_FOLDER
 from mlxpool.shared.colibri.launch import IoMode
 from mlxpool.shared.colibri.layout import Artifact
@@ -80,7 +80,7 @@ def read(home: Path) -> Kept:
         return Kept({})
     except OSError as problem:
         return Kept({}, f"{FILE_NAME} can't be read: {problem.strerror}")
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except UNREADABLE as problem:
         return Kept({}, f"{FILE_NAME} is damaged: {problem}")
     if kept.version != VERSION:
         return Kept({}, f"{FILE_NAME} is of version {kept.version}, not {VERSION}")

@@ -367,6 +367,49 @@ def test_other_architectures_are_found_by_names_alone(tmp_path: Path) -> None:
     assert set(found.dense) == {f"model.layers.{n}.mlp.shared_expert.gate_proj.weight" for n in range(2)}
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        ("model.layers.0.mlp.switch_mlp", (0, 8, 8), "layer 0: is of 0 experts; a layer has 1 to 65536"),
+        (
+            "model.layers.0.mlp.switch_mlp",
+            (10**12, 0, 8),
+            "layer 0: is of 1000000000000 experts; a layer has",
+        ),
+        ("model.layers.0.mlp.switch_mlp", (2, 0, 8), "weight is of shape [0, 8], not a matrix"),
+        (f"model.layers.{'9' * 5000}.mlp.switch_mlp", (2, 8, 8), "holds no routed experts"),
+        (f"model.layers.0.mlp.experts.{'9' * 5000}", (8, 8), "holds no routed experts"),
+    ],
+)
+def test_headers_that_nobody_writes_are_refused_in_a_line(
+    tmp_path: Path, name: str, shape: tuple[int, ...], said: str
+) -> None:
+    nothing = np.zeros(0 if 0 in shape else shape, np.float32)
+    tensors = {f"{name}.{one}_proj.weight": Stored("F32", shape, nothing) for one in ("gate", "up", "down")}
+    tiny_files.write_safetensors(tmp_path / "model.safetensors", tensors)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe", "num_hidden_layers": 1}')
+    assert said in refusal(tmp_path)
+
+
+def test_json_without_end_is_refused_in_a_line(copy: Callable[[str], Path]) -> None:
+    folder = copy("stacked")
+    nested = "[" * 100_000 + "]" * 100_000
+    (folder / "config.json").write_text(f'{{"model_type": "glm_moe_dsa", "x": {nested}}}')
+    assert refusal(folder).startswith("config.json: no JSON object: ")
+    header = f'{{"x": {nested}}}'.encode()
+    (folder / "config.json").write_text(json.dumps(tiny_glm.config(**SMALL)))
+    for path in folder.glob("*.safetensors"):
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "its header is no safetensors header: " in refusal(folder)
+
+
+@pytest.mark.parametrize("mode", [["affine"], {}, 4])
+def test_a_packing_of_no_sense_is_refused_by_name(copy: Callable[[str], Path], mode: object) -> None:
+    folder = copy("stacked")
+    change_config(folder, quantization={"mode": mode, "bits": 4, "group_size": 64})
+    assert refusal(folder).startswith("layer 1: gate_proj: config.json's quantization mode ")
+
+
 @pytest.mark.parametrize("kind", ["fifo", "loop", "folder"])
 def test_what_only_has_a_shards_name_is_refused_at_once(copy: Callable[[str], Path], kind: str) -> None:
     folder = copy("row")

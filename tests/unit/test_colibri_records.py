@@ -30,6 +30,15 @@ def change(folder: Path, how: Callable[[dict[str, Any]], Any]) -> None:
     (folder / records.INDEX_FILE).write_text(json.dumps(said))
 
 
+def without(layer: dict[str, Any], projection: str) -> None:
+    """The layer's records as they would be if they had no such projection."""
+    end = 0
+    layer["fields"] = [field for field in layer["fields"] if field["projection"] != projection]
+    for field in layer["fields"]:
+        field["offset"], end = end, end + field["size_bytes"]
+    layer.update(record_bytes=end, stride_bytes=records.record_stride(end))
+
+
 def refusal(folder: Path) -> str:
     with pytest.raises(CheckpointError) as refused:
         artifact.read(folder)
@@ -99,6 +108,31 @@ def test_the_dense_part_must_be_what_was_written(folder: Path) -> None:
         (lambda said: said["layers"][0]["fields"][1].update(offset=0), "gate_proj.scales of 1024 bytes at 0"),
         (lambda said: said["layers"][0]["fields"][1].update(dtype="Q7"), "gate_proj.scales can't be of Q7"),
         (lambda said: said["layers"][0]["packing"].pop("up_proj"), "how up_proj is packed is not said"),
+        (
+            lambda said: said["layers"][0]["packing"]["up_proj"].update(bits=8),
+            "layer 1: up_proj.scales is BF16 [128, 4] where 8 bits in groups of 64 make it [128, 2]",
+        ),
+        (
+            lambda said: said["layers"][0]["packing"]["up_proj"].update(scheme="float", bits=32),
+            "layer 1: up_proj.weight is U32, and said to be of plain numbers",
+        ),
+        (
+            lambda said: said["layers"][0]["packing"]["up_proj"].update(bits=0),
+            "layer 1: up_proj: its index's 0 bits in groups of 64 aren't known",
+        ),
+        (
+            lambda said: without(said["layers"][0], "up_proj"),
+            "layer 1: up_proj: has no weight in its records",
+        ),
+        (
+            lambda said: said["layers"][0].update(experts=3, xxh3=["0"] * 3),
+            "layer 1: has 3 experts where config.json says 4",
+        ),
+        (
+            lambda said: [field["shape"].reverse() for field in said["layers"][0]["fields"]],
+            "layer 1: gate_proj.scales is BF16 [4, 128] where ",
+        ),
+        (lambda said: said["layers"][0].update(file="x\0y"), "'x\\x00y' is no file of this folder"),
         (lambda said: said["dense"].pop(), "lists other dense-*.safetensors than are there"),
     ],
 )
@@ -113,3 +147,6 @@ def test_damaged_text_is_told_in_one_line(folder: Path) -> None:
     (folder / records.INDEX_FILE).write_bytes(b'{"format": "mlxpool-experts", "version": 1, \xff')
     assert refusal(folder).startswith("experts.json: no index of experts: ")
     assert "\n" not in refusal(folder)
+    nested = b"[" * 100_000 + b"]" * 100_000
+    (folder / records.INDEX_FILE).write_bytes(b'{"format": "mlxpool-experts", "x": ' + nested + b"}")
+    assert refusal(folder).startswith("experts.json: no index of experts: ")

@@ -256,6 +256,7 @@ def test_what_was_tuned_is_found_by_config_and_sizes_not_by_place(
         ('{"version": 1, "entries": {"a": {"slots": 0}}}', "tuned.json is damaged: "),
         ('{"version": 9, "entries": {}}', "tuned.json is of version 9, not 1"),
         ("\udcff", "tuned.json is damaged: "),
+        ('{"x": ' + "[" * 100_000, "tuned.json is damaged: "),
     ],
 )
 def test_a_damaged_file_counts_as_none_and_is_replaced(home: Path, text: str, problem: str) -> None:

@@ -81,6 +81,8 @@ def convert(
         stage = staging.stage_folder(target.parent, target.name)
         built = dense.build(source, recipe, make_model)
         layers = _layers(source, recipe, built)
+        for layer in layers:
+            artifact.check_record(layer.record, source.config)
         files = plan.dense_files([_tensor(name, array) for name, array in built.tensors.items()])
         fresh = state.begin(source_folder, source.files, recipe)
         progress = state.resume(stage, fresh)
