@@ -65,6 +65,10 @@ def read(config: Mapping[str, Any]) -> Geometry:
             raise CheckpointError(
                 f"config.json: {smaller} is {numbers[smaller]}, more than {larger}, {numbers[larger]}"
             )
+    if numbers["qk_rope_head_dim"] % 2:
+        raise CheckpointError(
+            f"config.json: qk_rope_head_dim is {numbers['qk_rope_head_dim']}; rotary parts are of pairs"
+        )
     return Geometry(**numbers, indexer_types=indexer_types(config, layers))
 
 

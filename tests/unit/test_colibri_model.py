@@ -398,8 +398,20 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "a switch is absurd": (lambda config, _: config.update(norm_topk_prob="yes"), "norm_topk_prob"),
     "a stretched rope": (
         lambda config, _: config.update(rope_parameters={"rope_theta": 1e6, "rope_type": "yarn"}),
-        "rope_type is 'yarn'",
+        "rope_type of rope_parameters is 'yarn'",
     ),
+    "a stretched rope as older configs have it": (
+        lambda config, _: config.update(rope_scaling={"type": "yarn", "factor": 4.0}),
+        "type of rope_scaling is 'yarn'; this architecture knows 'default'",
+    ),
+    "a rope of half a head": (
+        lambda config, _: config["rope_parameters"].update(partial_rotary_factor=0.5),
+        "partial_rotary_factor of rope_parameters is 0.5",
+    ),
+    "a rope of halves": (lambda config, _: config.update(rope_interleave=False), "rope_interleave is False"),
+    "a rope of odd width": (lambda config, _: config.update(qk_rope_head_dim=31), "qk_rope_head_dim is 31"),
+    "groups that do not come out": (lambda config, _: config.update(n_group=3), "n_group is 3, which does"),
+    "more groups than there are": (lambda config, _: config.update(topk_group=2), "topk_group is 2, more"),
     "no rope": (lambda config, _: config.pop("rope_parameters"), "rope_theta is missing"),
     "an absurd rope": (
         lambda config, _: config.update(rope_parameters={"rope_theta": -1.0}),

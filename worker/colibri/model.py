@@ -31,6 +31,7 @@ _KNOWN = {
     "scoring_func": "sigmoid",
     "tie_word_embeddings": False,
     "hidden_act": "silu",
+    "rope_interleave": True,
 }
 # With what holds where a config leaves them out.
 _COUNTS = {
@@ -40,6 +41,8 @@ _COUNTS = {
     "n_shared_experts": 1,
     "max_position_embeddings": 202752,
 }
+# By its newer and its older name; and of how much of a head is turned.
+_PLAIN_ROPE = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
 _SWITCHES = {"norm_topk_prob": True, "attention_bias": False, "indexer_rope_interleave": True}
 
 
@@ -60,6 +63,15 @@ def arguments(config: Mapping[str, Any], has_indexer: bool) -> ModelArgs:
         key: geometry.number({key: default, **config}, key, least=0 if key == "n_shared_experts" else 1)
         for key, default in _COUNTS.items()
     }
+    for of, most in (("topk_group", "n_group"), ("n_group", "n_routed_experts")):
+        many, due = counts[of], counts.get(most, numbers.n_routed_experts)
+        if many > due:
+            raise CheckpointError(f"config.json: {of} is {many}, more than {most}, {due}")
+    if numbers.n_routed_experts % counts["n_group"]:
+        raise CheckpointError(
+            f"config.json: n_group is {counts['n_group']}, which does not divide n_routed_experts, "
+            f"{numbers.n_routed_experts}"
+        )
     switches = {key: config.get(key, default) for key, default in _SWITCHES.items()}
     for key, value in switches.items():
         if not isinstance(value, bool):
@@ -69,7 +81,7 @@ def arguments(config: Mapping[str, Any], has_indexer: bool) -> ModelArgs:
             **msgspec.structs.asdict(numbers),
             **counts,
             **switches,
-            **_KNOWN,
+            **{key: value for key, value in _KNOWN.items() if key != "rope_interleave"},
             "model_type": config["model_type"],
             "num_key_value_heads": numbers.num_attention_heads,
             "routed_scaling_factor": _positive(config, "routed_scaling_factor"),
@@ -84,13 +96,20 @@ def arguments(config: Mapping[str, Any], has_indexer: bool) -> ModelArgs:
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain rotary embedding, as older configs say it too: by `rope_theta` alone."""
-    said = config.get("rope_parameters", config)
-    if not isinstance(said, Mapping):
-        raise CheckpointError(f"config.json: rope_parameters is {said!r}; use an object with rope_theta")
-    kind = said.get("rope_type", "default")
-    if kind != "default":
-        raise CheckpointError(f"config.json: rope_type is {kind!r}; this architecture knows 'default'")
+    """Plain rotary embedding, as older configs say it too: by `rope_theta`, and `rope_scaling` for others."""
+    said = config
+    for key in ("rope_scaling", "rope_parameters"):
+        value = config.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, Mapping):
+            raise CheckpointError(f"config.json: {key} is {value!r}; use an object with rope_theta")
+        for name, plain in _PLAIN_ROPE.items():
+            if value.get(name, plain) != plain:
+                raise CheckpointError(
+                    f"config.json: {name} of {key} is {value[name]!r}; this architecture knows {plain!r}"
+                )
+        said = value if key == "rope_parameters" else said
     return {"rope_theta": _positive(said, "rope_theta"), "rope_type": "default"}
 
 
