@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -10,9 +13,13 @@ import pytest
 from mlx import nn
 
 from mlxpool.shared.colibri import artifact as artifacts
-from mlxpool.shared.colibri.layout import ExpertLayout
+from mlxpool.shared.colibri.layout import ExpertLayout, Part, Piece, Strided
+from mlxpool.worker.colibri.contract import ReadDone
 from mlxpool.worker.colibri.load import build
 from mlxpool.worker.colibri.lookahead import LEAST_AGREEMENT, Gate, guesses
+from mlxpool.worker.colibri.reads import Reads
+from mlxpool.worker.colibri.slab import Slab, Staging
+from mlxpool.worker.colibri.slots import Slots
 from tests import tiny_glm
 
 EXPERTS, WIDTH = 8, 16
@@ -117,3 +124,24 @@ def test_fewer_are_read_ahead_where_the_disk_has_no_turn_for_them() -> None:
     assert gate.most == 5
     gate.turned(1, 0)
     assert gate.most == 5
+
+
+def test_a_guess_for_a_pass_that_never_came_is_not_held_against_the_next_turns() -> None:
+    part = Part("up_proj", "weight", "U8", (1,), 1, piece="up_proj.weight")
+    piece = Piece("up_proj.weight", "U8", (1,), 1, Strided("x", 0, 1))
+    layout = ExpertLayout(0, "mlp", EXPERTS, (piece,), (part,), {})
+
+    def at_once(*_: Any, **__: Any) -> Future[ReadDone]:
+        done: Future[ReadDone] = Future()
+        done.set_result(ReadDone(1, 0.0))
+        return done
+
+    reader: Any = SimpleNamespace(submit=at_once)
+    slots = Slots(layout, Slab(layout, 4, "direct"), Reads(reader, Staging()), 2)
+    slots.expect([0, 1])
+    slots.turn_ended()
+    slots.take_in({5: 1})
+    assert slots.gate.agreement == 1.0
+    slots.expect([2, 3])
+    slots.take_in({5: 1})
+    assert slots.gate.agreement == 0.0

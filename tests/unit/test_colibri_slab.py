@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mlxpool.shared.colibri.layout import ExpertLayout, Part, Piece, Quantised, Strided
+from mlxpool.worker.colibri import slab as slabs
 from mlxpool.worker.colibri.slab import PAGE_BYTES, Slab, Staging, Writing, writing
 
 MODES: tuple[Writing, ...] = ("direct", "assign")
@@ -142,3 +143,21 @@ def test_buffers_of_the_host_are_used_again() -> None:
     assert first is not second
     staging.give(layout, first)
     assert staging.take(layout) is first
+
+
+def test_a_part_may_be_of_more_bytes_than_an_axis_has_numbers() -> None:
+    # 255 slots of 24 MiB: MLX counts along one axis in 32 bits. Nothing of it is computed.
+    part = Part("up_proj", "weight", "U32", (6144, 1024), 24 * 2**20, piece="up_proj.weight", phase=8)
+    assert slabs._view(slabs._pages(part, 255), part, 255, 8).shape == (255, 6144, 1024)
+
+
+def test_a_slot_that_is_not_there_is_no_kernels_to_read() -> None:
+    slab = Slab(_layout(), 5, "direct")
+    assert slab.places([4, 0, 2]).tolist() == [4, 0, 2]
+    assert slab.places(np.array([], np.int64)).shape == (0,)
+    for beyond in ([0, 5], [-1]):
+        with pytest.raises(IndexError, match="of 5"):
+            slab.places(beyond)
+    slab.resize(2, [0, 1])
+    with pytest.raises(IndexError, match="slots 2 to 2 of 2"):
+        slab.places([2])

@@ -18,10 +18,12 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlxpool.shared.colibri import artifact as artifacts
 from mlxpool.shared.colibri.launch import StreamLaunch
+from mlxpool.shared.colibri.layout import ExpertLayout
 from mlxpool.worker.colibri.contract import ExpertSource, ReadDone, Rows
 from mlxpool.worker.colibri.faults import Interrupted, ReadFault
 from mlxpool.worker.colibri.load import build
 from mlxpool.worker.colibri.reader import Reader
+from mlxpool.worker.colibri.slab import Staging
 from mlxpool.worker.colibri.sources import open_source
 from mlxpool.worker.colibri.stream import ExpertStream
 from tests import tiny_glm
@@ -259,6 +261,33 @@ def test_what_a_chunk_asked_for_most_stays(stacked: Told, streamed: Callable[...
     for layer in stream.heat().layers:
         others = [count for one, count in enumerate(layer.counts) if one not in layer.resident]
         assert min(layer.counts[one] for one in layer.resident) >= max(others)
+
+
+def test_reads_that_are_assigned_need_few_buffers(
+    stacked: Told,
+    answers: dict[int, Answer],
+    streamed: Callable[..., Streamed],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("stream", "passes"):
+        monkeypatch.setattr(f"mlxpool.worker.colibri.{module}.STAGED", 2)
+    made = 0
+    take = Staging.take
+
+    def counted(self: Staging, layout: ExpertLayout) -> Rows:
+        nonlocal made
+        made += not self._idle.get(layout.kind)
+        return take(self, layout)
+
+    monkeypatch.setattr(Staging, "take", counted)
+    held, all_held, _ = streamed(stacked.folder, EXPERTS, 0, write="assign")
+    all_held.preload()
+    assert all_held.stats().main.resident == LAYERS * EXPERTS
+    assert made == 4
+    model, _, _ = streamed(stacked.folder, EXPERTS - 1, 2, write="assign", prefetch=False)
+    for one in (held, model):
+        assert np.array_equal(_answer(one, PROMPT, 64, 0).logits[:64], answers[64].logits[:64])
+    assert made <= 8
 
 
 @pytest.mark.parametrize("at", ["prefill", "decode"])

@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from mlxpool.shared.backend import Backend
 from mlxpool.shared.colibri.layout import ExpertLayout, Projection
+from mlxpool.worker.colibri import dense
 from mlxpool.worker.colibri.slab import Slab
 
 Activation = Callable[[mx.array, mx.array], mx.array]
@@ -26,13 +28,21 @@ _ROW_OFFSETS = {4: -8.0, 8: -128.0}
 
 
 class Constants:
-    """Scales of one and offsets, shared by all layers: an array for each matrix shape and value."""
+    """Scales of one and offsets, shared by all layers.
 
-    def __init__(self) -> None:
+    An array for each matrix shape and value, which every slot is a view of. MLX's kernels for CUDA know no
+    such views: they look for a slot's scales where they would lie if each had its own, beyond the array's
+    end. There it is one array for each value, as large as the largest yet.
+    """
+
+    def __init__(self, backend: Backend) -> None:
         self._held: dict[tuple[float, int, int], mx.array] = {}
+        self._whole = dense.Constants() if backend == "cuda" else None
 
     def of(self, value: float, slots: int, outputs: int, groups: int) -> mx.array:
-        """[slots, outputs, groups], every slot the same memory."""
+        """[slots, outputs, groups]."""
+        if self._whole is not None:
+            return self._whole.view(value, (slots, outputs, groups))
         held = self._held.get((value, outputs, groups))
         if held is None:
             held = mx.full((outputs, groups), value, dtype=mx.float32)

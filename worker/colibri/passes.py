@@ -24,7 +24,7 @@ from mlxpool.worker.colibri.ledger import Ledger
 from mlxpool.worker.colibri.lookahead import Guess
 from mlxpool.worker.colibri.reads import Read, Reads
 from mlxpool.worker.colibri.residency import Pass
-from mlxpool.worker.colibri.slab import Slab
+from mlxpool.worker.colibri.slab import STAGED, Slab
 from mlxpool.worker.colibri.slots import Slots
 from mlxpool.worker.colibri.sweep import Group, Ids
 
@@ -204,7 +204,7 @@ class Layer:
 
     def _whole(self, x: mx.array, ids: Ids) -> mx.array:
         held = self.slots.table.held
-        places = mx.array([held[expert] for expert in ids.reshape(-1).tolist()], dtype=mx.uint32)
+        places = self.slots.slab.places([held[expert] for expert in ids.reshape(-1).tolist()])
         y = self._product(x, places.reshape(ids.shape))
         self.slots.slab.hold(y)
         return y
@@ -233,7 +233,7 @@ class Layer:
         flat = x.reshape(-1, 1, x.shape[-1])
         if flat.shape[0] > 1:
             flat = flat[mx.array(np.asarray(rows) // ids.shape[-1])]
-        return self._experts(slab, flat, mx.array(places, dtype=mx.uint32), ordered).squeeze(-2)
+        return self._experts(slab, flat, slab.places(places), ordered).squeeze(-2)
 
     def _sweep(self, x: mx.array, ids: Ids, planned: Pass) -> mx.array:
         """Group by group."""
@@ -245,9 +245,12 @@ class Layer:
         lanes = 2 if overlap and shared > 1 else 1
         # A few groups of a long pass's own slots too, so that the first is computed while others are read.
         width = max(shared // lanes, self.slots.table.slots // 4) if many else None
+        staged = self.slots.slab.mode == "assign"
+        if staged and width is not None:
+            width = min(width, STAGED)
         made = sweep.groups(planned, shared, lanes, width)
         rows, places, starts = sweep.by_group(ids, made, self.layout.experts)
-        ahead = 0 if not overlap else 1 if self.slots.slab.mode == "assign" else None
+        ahead = 0 if not overlap else 1 if staged else None
         begun, products = 0, []
         for number, group in enumerate(made):
             upto = sweep.beginnable(made, begun, number, ahead)

@@ -14,7 +14,7 @@ overwrite a slot calls `settle` before. Owned by the engine's thread; only rows 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -35,6 +35,10 @@ PAGE_BYTES = 4096
 # a bound those of a layer that nothing is missing from would be kept for ever.
 _PENDING = 8
 
+# Experts that are on their way through buffers of the host at once, at most, in one of two groups: a slot is
+# there twice until it is assigned.
+STAGED = 16
+
 _TYPES: dict[str, mx.Dtype] = {
     "U8": mx.uint8,
     "U32": mx.uint32,
@@ -42,6 +46,10 @@ _TYPES: dict[str, mx.Dtype] = {
     "BF16": mx.bfloat16,
     "F32": mx.float32,
 }
+
+
+# By bytes.
+_WIDE: dict[int, mx.Dtype] = {8: mx.uint64, 4: mx.uint32, 1: mx.uint8}
 
 
 class _Direct(NamedTuple):
@@ -53,17 +61,33 @@ class _Direct(NamedTuple):
 
 
 def _direct(part: Part, slots: int) -> _Direct:
-    # In pages, because an axis has less than 2^31 elements and a large part more bytes.
-    pages = -(-slots * part.size_bytes // PAGE_BYTES) + 1
-    whole = mx.zeros((pages, PAGE_BYTES), mx.uint8)
+    whole = _pages(part, slots)
     mx.eval(whole)
-    host: Bytes = np.array(whole, copy=False).reshape(-1)
+    host: Bytes = np.array(whole, copy=False).reshape(-1).view(np.uint8)
     start = (part.phase - host.ctypes.data) % PAGE_BYTES
     rows = host[start : start + slots * part.size_bytes].reshape(slots, part.size_bytes)
-    flat = mx.as_strided(whole, (slots, part.size_bytes), (part.size_bytes, 1), start)
-    array = flat.view(_TYPES[part.dtype]).reshape(slots, *part.shape)
+    array = _view(whole, part, slots, start)
     mx.eval(array)
     return _Direct(array, rows)
+
+
+def _pages(part: Part, slots: int) -> mx.array:
+    """Room for a part of so many slots that begins anywhere in the first page.
+
+    In pages, because an axis has less than 2^31 elements and a large part more bytes; and of the widest
+    numbers that a slot is whole in, because a view of some of it is taken along one axis.
+    """
+    width = next(width for width in _WIDE if part.size_bytes % width == 0 and part.phase % width == 0)
+    pages = -(-slots * part.size_bytes // PAGE_BYTES) + 1
+    return mx.zeros((pages, PAGE_BYTES // width), _WIDE[width])
+
+
+def _view(whole: mx.array, part: Part, slots: int, start: int) -> mx.array:
+    """The part in `whole`, from byte `start` on."""
+    width = whole.itemsize
+    numbers = part.size_bytes // width
+    flat = mx.as_strided(whole, (slots, numbers), (numbers, 1), start // width)
+    return flat.view(_TYPES[part.dtype]).reshape(slots, *part.shape)
 
 
 def writing(wanted: WriteMode) -> Writing:
@@ -134,6 +158,13 @@ class Slab:
             array[slot] = _typed(staged[key], part)
             mx.eval(array)
 
+    def places(self, slots: Sequence[int] | npt.NDArray[Any]) -> mx.array:
+        """These slots for a kernel, which checks nothing: what lies beyond the last one is other memory."""
+        asked = np.asarray(slots)
+        if asked.size and not 0 <= asked.min() <= asked.max() < self.slots:
+            raise IndexError(f"slots {asked.min()} to {asked.max()} of {self.slots}")
+        return mx.array(asked.astype(np.uint32))
+
     def hold(self, product: mx.array) -> None:
         """This reads the slots when it runs."""
         if len(self._pending) >= _PENDING:
@@ -152,6 +183,7 @@ class Slab:
         One part at a time: meanwhile that one is there twice.
         """
         self.settle()
+        self.slots = min(self.slots, slots)
         for part in self.layout.parts:
             key: Key = (part.projection, part.part)
             old, lay = self.arrays.pop(key), self._rows.pop(key, None)

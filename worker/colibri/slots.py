@@ -50,6 +50,9 @@ class Slots:
             except BaseException:
                 self.table.failed(expert)
                 raise
+            if not demand:
+                self._unasked.add(expert)
+                self.issued += 1
 
     def finish(self, experts: Iterable[int]) -> None:
         """Wait for these, which are being read. Raises ReadFault; those behind it are still being read."""
@@ -93,8 +96,6 @@ class Slots:
         self._guess = experts
         placements = self.table.ahead(experts, self.gate.most)
         if placements:
-            self._unasked.update(one.expert for one in placements)
-            self.issued += len(placements)
             self.begin(placements, demand=False)
 
     def take_in(self, needed: Collection[int]) -> None:
@@ -117,6 +118,11 @@ class Slots:
             asked = self._unasked.intersection(needed)
             self.used += len(asked)
             self._unasked -= asked
+
+    def turn_ended(self) -> None:
+        """Reads ahead are judged anew. The pass that was guessed at last may never come."""
+        self.gate.reset()
+        self._guess = ()
 
     def resize(self, slots: int) -> None:
         """Have so many, at a point where no pass is under way; pins and what was used last stays."""

@@ -26,8 +26,9 @@ from mlxpool.worker.colibri.lookahead import guesses
 from mlxpool.worker.colibri.passes import Layer, Pulse, Ways
 from mlxpool.worker.colibri.reads import Reads, latency
 from mlxpool.worker.colibri.residency import Placement, choose_pins
-from mlxpool.worker.colibri.slab import Slab, Staging, Writing, writing
+from mlxpool.worker.colibri.slab import STAGED, Slab, Staging, Writing, writing
 from mlxpool.worker.colibri.slots import Slots
+from mlxpool.worker.colibri.sweep import cut
 from mlxpool.worker.colibri.switch import StreamedSwitchGLU
 
 
@@ -112,7 +113,7 @@ class ExpertStream:
         self._source = source
         self._mode = writing(launch.write)
         self._pulse = Pulse()
-        self._constants = Constants()
+        self._constants = Constants(backend)
         staging = Staging()
         least = 2 * self.artifact.top_k
         self._main = _Set(Reads(reader, staging), launch.slots, launch.working_slots, least, self._mode)
@@ -198,12 +199,11 @@ class ExpertStream:
             asked: tuple[Slots, list[int]] | None = None
             for layer in self._layers:
                 self._pulse.beat()
-                slots = layer.slots
-                placements = self._first(slots)
-                slots.begin(placements)
-                if asked is not None:
-                    asked[0].finish(asked[1])
-                asked = slots, [one.expert for one in placements]
+                for part in cut(self._first(layer.slots), STAGED if self._mode == "assign" else None):
+                    layer.slots.begin(part)
+                    if asked is not None:
+                        asked[0].finish(asked[1])
+                    asked = layer.slots, [one.expert for one in part]
             if asked is not None:
                 asked[0].finish(asked[1])
         except BaseException:
@@ -223,7 +223,7 @@ class ExpertStream:
         for layer in self._layers:
             layer.count_routed()
             slots, table = layer.slots, layer.slots.table
-            slots.gate.reset()
+            slots.turn_ended()
             most = int(self.launch.pins * table.slots)
             if most or table.pinned:
                 table.pin(choose_pins(self.ledger.counts(slots.layout.layer).tolist(), table.pinned, most))
@@ -243,9 +243,10 @@ class ExpertStream:
             layer.end_reads()
 
     def close(self) -> None:
-        """Nothing is read any more when this returns; the ledger is written."""
-        self._end_reads()
+        """The ledger is written, and nothing is read any more when this returns."""
+        # First, because a disk that went away holds up the rest.
         self.ledger.save()
+        self._end_reads()
         self._reader.close()
 
     def stats(self) -> ColibriStats:
