@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 
 from mlxpool.shared.colibri.layout import Artifact, ExpertLayout, Part, Piece, Strided
 from mlxpool.worker.colibri.contract import Rows
-from mlxpool.worker.colibri.device_copies import DeviceCopies, DeviceError, with_device_copies
+from mlxpool.worker.colibri.device_copies import DeviceCopies, DeviceError, Driver, with_device_copies
 from mlxpool.worker.colibri.faults import ReadFault
 
 _SIZES = {("gate_proj", "weight"): 5000, ("up_proj", "weight"): 4096, ("down_proj", "scales"): 3}
@@ -104,3 +107,84 @@ def test_without_a_driver_the_processor_writes(capfd: pytest.CaptureFixture[str]
     source = _Source()
     assert with_device_copies(source, "cuda") is source
     assert "libcuda.so.1" in capfd.readouterr().err
+
+
+class _Library:
+    """libcuda, whose copies arrive when somebody waits for them."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.pending: list[tuple[int, int, int]] = []
+        self.refused = 2  # of copies, by place
+        self.made = 0
+        self.buffers: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            self.told.append(name)
+            own = getattr(type(self), f"_{name}", None)
+            return 0 if own is None else int(own(self, *arguments))
+
+        return call
+
+    def _cuStreamCreate(self, stream: Any, _flags: Any) -> int:
+        self.made += 1
+        stream._obj.value = self.made
+        return 0
+
+    def _cuMemHostAlloc(self, place: Any, size: Any, _flags: Any) -> int:
+        self.buffers.append(np.zeros(size.value, np.uint8))
+        place._obj.value = self.buffers[-1].ctypes.data
+        return 0
+
+    def _cuMemcpyHtoDAsync_v2(self, to: Any, of: Any, size: Any, _stream: Any) -> int:
+        if len(self.pending) == self.refused:
+            return 700
+        self.pending.append((to.value, of.value, size.value))
+        return 0
+
+    def _cuStreamSynchronize(self, _stream: Any) -> int:
+        for one in self.pending:
+            ctypes.memmove(*one)
+        self.pending.clear()
+        return 0
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> _Library:
+    made = _Library()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: made)
+    return made
+
+
+def test_a_copy_that_is_refused_leaves_none_under_way(library: _Library) -> None:
+    # One that arrives later would overwrite what is read into the slot next.
+    copies = DeviceCopies(_Source(), Driver())  # type: ignore[arg-type]
+    rows = _rows()
+    with pytest.raises(ReadFault, match="layer 0, expert 2 .*: cuMemcpyHtoDAsync_v2 failed with status 700"):
+        copies.fill(0, 2, rows)
+    assert not library.pending
+    library.refused = 99
+    copies.fill(1, 5, rows)
+    assert all((row == 64 + 5).all() for row in rows.values())
+
+
+def test_rows_of_another_length_are_not_written(library: _Library) -> None:
+    driver = Driver()
+    held = driver.locked(16)
+    with pytest.raises(DeviceError, match="16 bytes don't fit into a row of 15"):
+        driver.copy([(held, np.zeros(15, np.uint8))])
+    assert "cuMemcpyHtoDAsync_v2" not in library.told
+
+
+def test_what_a_thread_had_of_the_driver_ends_with_it(library: _Library) -> None:
+    library.refused = 99
+    copies = DeviceCopies(_Source(), Driver())  # type: ignore[arg-type]
+    threads = [threading.Thread(target=copies.fill, args=(0, 1, _rows())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    told = Counter(library.told)
+    assert (told["cuStreamCreate"], told["cuMemHostAlloc"]) == (3, 3)
+    assert (told["cuStreamDestroy_v2"], told["cuMemFreeHost"]) == (3, 3)

@@ -59,8 +59,8 @@ class Driver:
         if status != 0:
             raise DeviceError(f"{name} failed with status {status}")
 
-    def _enter(self) -> ctypes.c_void_p:
-        """Make the context this thread's; returns the thread's own stream."""
+    def _stream(self) -> ctypes.c_void_p:
+        """The calling thread's own, until the thread ends."""
         stream: ctypes.c_void_p | None = getattr(self._threads, "stream", None)
         if stream is None:
             self._call("cuCtxSetCurrent", self._context)
@@ -68,38 +68,49 @@ class Driver:
             # Waits for nothing that MLX has under way, and nothing of MLX's waits for it.
             non_blocking = ctypes.c_uint(1)
             self._call("cuStreamCreate", ctypes.byref(stream), non_blocking)
+            self._ends_with(stream, "cuStreamDestroy_v2", stream.value)
             self._threads.stream = stream
         return stream
 
+    def _ends_with(self, holder: Any, name: str, value: int | None) -> None:
+        """Call the driver when nobody holds `holder` any more. Not at the process's end: the driver may be
+        gone by then."""
+        weakref.finalize(holder, self._give_back, name, value).atexit = False
+
     def locked(self, size_bytes: int) -> npt.NDArray[np.uint8]:
         """A page-locked buffer, given back when nobody holds it or a part of it any more."""
-        self._enter()
+        self._call("cuCtxSetCurrent", self._context)
         place = ctypes.c_void_p()
         for_every_context = ctypes.c_uint(1)
         self._call("cuMemHostAlloc", ctypes.byref(place), ctypes.c_size_t(size_bytes), for_every_context)
         assert place.value is not None
         memory = (ctypes.c_uint8 * size_bytes).from_address(place.value)
-        # Not at the process's end: the driver may be gone by then.
-        weakref.finalize(memory, self._give_back, place).atexit = False
+        self._ends_with(memory, "cuMemFreeHost", place.value)
         return np.ctypeslib.as_array(memory)
 
-    def _give_back(self, place: ctypes.c_void_p) -> None:
+    def _give_back(self, name: str, value: int | None) -> None:
         with contextlib.suppress(DeviceError):
-            self._enter()
-            self._call("cuMemFreeHost", place)
+            self._call("cuCtxSetCurrent", self._context)
+            self._call(name, ctypes.c_void_p(value))
 
     def copy(self, pairs: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]) -> None:
-        """Copy from page-locked bytes to managed ones, of equal lengths each; done when it returns."""
-        stream = self._enter()
-        for held, row in pairs:
-            self._call(
-                "cuMemcpyHtoDAsync_v2",
-                ctypes.c_uint64(row.ctypes.data),
-                ctypes.c_void_p(held.ctypes.data),
-                ctypes.c_size_t(held.nbytes),
-                stream,
-            )
-        self._call("cuStreamSynchronize", stream)
+        """Copy from page-locked bytes to managed ones, of equal lengths each; nothing of it is under way when
+        this returns or raises."""
+        stream = self._stream()
+        try:
+            for held, row in pairs:
+                if held.nbytes != row.nbytes:
+                    raise DeviceError(f"{held.nbytes} bytes don't fit into a row of {row.nbytes}")
+                self._call(
+                    "cuMemcpyHtoDAsync_v2",
+                    ctypes.c_uint64(row.ctypes.data),
+                    ctypes.c_void_p(held.ctypes.data),
+                    ctypes.c_size_t(held.nbytes),
+                    stream,
+                )
+        finally:
+            # Where a copy is refused too: those before it must not write into a slot that is another's next.
+            self._call("cuStreamSynchronize", stream)
 
 
 class DeviceCopies:
