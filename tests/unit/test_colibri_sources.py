@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -307,6 +308,20 @@ def test_a_file_that_went_or_shrank_since_the_headers_were_read_is_refused_at_st
     os.mkfifo(path)
     with pytest.raises(CheckpointError, match=r"^002.bin: can't be opened: not a regular file"):
         open_source(found, "cpu")
+
+
+def test_a_disk_that_fails_at_start_is_told_with_the_folder(
+    forms: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = artifact.read(forms("records"))
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(disk, "prepare", broken)
+    with pytest.raises(CheckpointError) as told:
+        open_source(found, "cpu")
+    assert str(told.value) == f"{found.folder}: its experts can't be read: [Errno 5] Input/output error"
 
 
 def test_what_a_slot_can_not_hold_is_refused(forms: Callable[[str], Path]) -> None:

@@ -123,6 +123,9 @@ def open_source(artifact: Artifact, backend: Backend, io: IoMode = "auto") -> Fi
         for file in files.values():
             file.close()
         if isinstance(problem, OSError):
+            if problem.filename is None:
+                # Of a file that is open already a system says only its number.
+                raise CheckpointError(f"{artifact.folder}: its experts can't be read: {problem}") from None
             name = Path(str(problem.filename)).name
             raise CheckpointError(f"{name}: can't be opened: {problem.strerror}") from None
         raise
