@@ -127,6 +127,18 @@ def test_files_of_other_models_do_not_pile_up(tmp_path: Path, monkeypatch: pytes
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "z.json"]
 
 
+def test_a_file_that_another_process_clears_away_meanwhile_is_none_of_its_business(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # As one that goes between the list of names and the look at it.
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
+    ledger = opened(tmp_path)
+    ledger.add(1, np.array([[2]]))
+    ledger.save()
+    assert capfd.readouterr().err == ""
+    assert opened(tmp_path).hottest(1, 1) == [2]
+
+
 def test_a_large_model_fits_into_a_small_file(tmp_path: Path) -> None:
     ledger = Ledger.open(str(tmp_path), "a", dict.fromkeys(range(75), 256))
     draw = np.random.default_rng(1)

@@ -8,6 +8,7 @@ Owned by the engine's thread; `counts` may be asked by any.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -147,8 +148,13 @@ class Ledger:
 
 
 def _keep_newest(folder: Path) -> None:
+    found = []
     with os.scandir(folder) as entries:
-        found = [(entry.stat().st_mtime_ns, entry.path) for entry in entries if entry.name.endswith(".json")]
+        for entry in entries:
+            # Another model's process may be at the same.
+            with contextlib.suppress(FileNotFoundError):
+                if entry.name.endswith(".json"):
+                    found.append((entry.stat().st_mtime_ns, entry.path))
     for _, path in sorted(found)[:-KEPT_FILES]:
         Path(path).unlink(missing_ok=True)
 
