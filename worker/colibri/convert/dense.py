@@ -1,9 +1,10 @@
 """Everything that is no expert's: named and packed as mlx-lm's own conversion would.
 
 mlx-lm's class of the architecture renames and rearranges (`sanitize`), says which modules can be packed and
-which of them should be. It gets experts of one number each in place of the real ones, because some classes
-only rearrange where experts are there; what it makes of those is dropped. All of this is lazy: a tensor is
-read when its file is written.
+which of them should be. It gets experts of a few numbers each in place of the real ones, because some classes
+only rearrange where experts are there. What it makes of those shows whether it understands the files as
+`source` does (some architectures' experts are transposed, or gate and up lie row by row); then it is dropped.
+All of this is lazy: a tensor is read when its file is written.
 
 The draft layer, which mlx-lm drops, is treated by its names, and packed in 8 bits where the model is packed:
 drafts of a 4-bit one are never accepted. Its copies of embedding and head are left out, for they are the
@@ -12,6 +13,7 @@ model's own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,10 +21,11 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import SwitchGLU
 
+from mlxpool.shared.colibri import families
 from mlxpool.shared.colibri.records import Recipe
 
 from .numbers import from_blocks, pack
-from .source import Source, layer_of, text_config
+from .source import Source, layer_of, tensor_of
 from .terms import ConvertError
 
 DRAFT_RECIPE = Recipe(bits=8, group_size=64, mode="affine")
@@ -103,13 +106,15 @@ def _main(
     missing = sorted(set(modules) - {group.layer for group in source.layers})
     if missing:
         raise ConvertError(f"layer {missing[0]} has no experts in any file, and {_type(source)} wants them")
-    given = {**plain, **_stand_ins(source)}
+    stand_ins = _stand_ins(source)
+    given = {**plain, **stand_ins}
     try:
         sanitized = model.sanitize(given) if hasattr(model, "sanitize") else given
     except (KeyError, ValueError, IndexError, AttributeError) as problem:
         raise ConvertError(
             f"the tensors are not those of {_type(source)}: {type(problem).__name__}: {problem}"
         ) from None
+    _check_experts(source, stand_ins, sanitized, modules)
     of_experts = tuple(f"{path}." for path in modules.values())
     tensors = {
         name: array
@@ -127,13 +132,56 @@ def _type(source: Source) -> str:
 
 
 def _stand_ins(source: Source) -> dict[str, mx.array]:
-    """Of experts' tensors, as many axes and next to no numbers."""
-    small = {axes: mx.zeros((2,) * axes) for axes in (1, 2, 3)}
-    return {
-        name: small[len(shape)]
-        for name, shape in source.expert_tensors.items()
-        if layer_of(name) < source.draft_layer and not name.endswith(_SCALED)
-    }
+    """Of experts' tensors, as many axes and few numbers, by which each of a layer's is known."""
+    made: dict[tuple[object, ...], mx.array] = {}
+    found: dict[str, mx.array] = {}
+    for name, shape in source.expert_tensors.items():
+        said = tensor_of(name)
+        if said is None or layer_of(name) >= source.draft_layer or name.endswith(_SCALED):
+            continue
+        mark = (said.projection, said.key, said.expert, len(shape))
+        if mark not in made:
+            # Four rows, of which halves and every other one are not the same.
+            small = (4,) * len(shape) if said.expert is not None else (2,) + (4,) * (len(shape) - 1)
+            made[mark] = mx.arange(math.prod(small), dtype=mx.float32).reshape(small) + 100 * len(made)
+        found[name] = made[mark]
+    return found
+
+
+def _check_experts(
+    source: Source,
+    stand_ins: Mapping[str, mx.array],
+    sanitized: Mapping[str, mx.array],
+    modules: Mapping[int, str],
+) -> None:
+    """What the class makes of stand-ins is what their experts' places say."""
+    parts: dict[str, Any] = {}
+    for name, small in stand_ins.items():
+        said = tensor_of(name)
+        assert said is not None
+        path = modules[layer_of(name)]
+        if said.expert is not None:
+            parts.setdefault(f"{path}.{said.projection}.{said.key}", {})[said.expert] = small
+        elif said.projection == "gate_up":
+            parts[f"{path}.gate_proj.{said.key}"], parts[f"{path}.up_proj.{said.key}"] = (
+                small[:, :2],
+                small[:, 2:],
+            )
+        else:
+            parts[f"{path}.{said.projection}.{said.key}"] = small
+    for name, array in sanitized.items():
+        if name in source.expert_tensors or not name.startswith(
+            tuple(f"{path}." for path in modules.values())
+        ):
+            continue
+        part = parts.get(name)
+        if isinstance(part, dict):
+            part = mx.stack([part[expert] for expert in sorted(part)])
+        if part is None or part.shape != array.shape or not mx.array_equal(part, array):
+            raise ConvertError(
+                f"{name}: a {_type(source)} keeps its experts in another way than is read here; make a "
+                "checkpoint of MLX's of it (mlx_lm.convert), which can be streamed as it is"
+            )
 
 
 def _check_names(
@@ -219,7 +267,7 @@ def _draft(
 
 def _halves(prefix: str, matrix: mx.array, source: Source) -> dict[str, mx.array]:
     """kv_b_proj [heads * (nope + value), latent] as mlx-lm's two: keys' transposed, values' as it is."""
-    config = text_config(source.config)
+    config = families.language(source.config)
     heads, nope, value = (
         config.get(key) for key in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim")
     )

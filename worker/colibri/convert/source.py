@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import xxhash
@@ -22,6 +22,7 @@ from mlxpool.shared.checkpoint import CheckpointError, CutShort
 from mlxpool.shared.colibri import families, records
 from mlxpool.shared.colibri.layout import PROJECTIONS, Place, Projection
 from mlxpool.shared.colibri.records import SourceFile
+from mlxpool.shared.colibri.shards import NUMBER, PROJECTION_OF
 from mlxpool.shared.files import open_regular
 
 from .terms import ConvertError
@@ -40,12 +41,8 @@ _KEYS: dict[str, Key] = {
     "bias": "bias",
     "weight_scale_inv": "scale_inv",
 }
-_PROJECTION: dict[str, Projection] = {
-    "gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj",
-    "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj",
-}  # fmt: skip
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_SINGLE = re.compile(r"^(.*\.)experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.(\w+)$")
+_LAYER = re.compile(rf"(?:^|\.)layers\.({NUMBER})\.")
+_SINGLE = re.compile(rf"^(.*\.)experts\.({NUMBER})\.({'|'.join(PROJECTION_OF)})\.(\w+)$")
 _STACKED = re.compile(r"^(.*\.)(switch_mlp|switch_glu|experts)\.(gate_proj|up_proj|down_proj)\.(\w+)$")
 _FUSED = re.compile(r"^(.*\.)experts\.(gate_up_proj|down_proj)$")
 _ROUTER = re.compile(r"\.(?:gate|router)\.weight$")
@@ -125,7 +122,7 @@ def read(folder: Path) -> Source:
         raise ConvertError(f"{folder.name} has no routed experts; only mixtures of experts can be streamed")
     expected = families.number(config, families.EXPERTS) or None
     last = layer_count(config)
-    of_experts = {name for name in tensors if _of(name) is not None}
+    of_experts = {name for name in tensors if tensor_of(name) is not None}
     groups = [_group(prefix, parts, expected) for prefix, parts in found.items()]
     groups.sort(key=lambda group: group.layer)
     _check_alike(groups, last)
@@ -165,15 +162,9 @@ def layer_count(config: Mapping[str, Any]) -> int:
     """Layers of the main model. Raises ConvertError."""
     count = families.number(config, families.LAYERS)
     if not count:
-        said = text_config(config).get("num_hidden_layers")
+        said = families.language(config).get("num_hidden_layers")
         raise ConvertError(f"{checkpoint.CONFIG_FILE}: num_hidden_layers is {said!r}; a count is due")
     return count
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a config."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, dict) else config
 
 
 def _weight_files(folder: Path, index: Mapping[str, str]) -> list[str]:
@@ -241,18 +232,27 @@ def _check_kind(folder: Path, tensors: Mapping[str, Place]) -> None:
             )
 
 
-def _of(name: str) -> tuple[str, Projection | Literal["gate_up"], Key, int | None] | None:
-    """(module, projection, part, expert) of an expert's tensor; expert None for all of them in one."""
+class OfExperts(NamedTuple):
+    """What an expert's tensor is by its name. expert: None for all of them in one."""
+
+    module: str
+    projection: Projection | Literal["gate_up"]
+    key: Key
+    expert: int | None
+
+
+def tensor_of(name: str) -> OfExperts | None:
+    """None where it is no expert's."""
     single = _SINGLE.match(name)
     if single and single[4] in _KEYS:
-        return f"{single[1]}switch_mlp", _PROJECTION[single[3]], _KEYS[single[4]], int(single[2])
+        return OfExperts(f"{single[1]}switch_mlp", PROJECTION_OF[single[3]], _KEYS[single[4]], int(single[2]))
     stacked = _STACKED.match(name)
     if stacked and stacked[4] in _KEYS:
-        return f"{stacked[1]}{stacked[2]}", _PROJECTION[stacked[3]], _KEYS[stacked[4]], None
+        return OfExperts(f"{stacked[1]}{stacked[2]}", PROJECTION_OF[stacked[3]], _KEYS[stacked[4]], None)
     fused = _FUSED.match(name)
     if fused:
         which: Projection | Literal["gate_up"] = "gate_up" if fused[2] == "gate_up_proj" else "down_proj"
-        return f"{fused[1]}switch_mlp", which, "weight", None
+        return OfExperts(f"{fused[1]}switch_mlp", which, "weight", None)
     return None
 
 
@@ -263,7 +263,7 @@ def _experts(tensors: Mapping[str, Place]) -> dict[str, _Parts]:
     """By module, each part's places by expert."""
     found: dict[str, _Parts] = {}
     for name, place in tensors.items():
-        of = _of(name)
+        of = tensor_of(name)
         if of is None:
             continue
         module, projection, key, expert = of
@@ -281,7 +281,7 @@ def _experts(tensors: Mapping[str, Place]) -> dict[str, _Parts]:
 
 def _slices(name: str, place: Place) -> dict[int, Place]:
     """A stacked tensor's experts."""
-    if len(place.shape) < 2 or not place.shape[0]:
+    if len(place.shape) < 2 or not 0 < place.shape[0] <= families.MAX_EXPERTS:
         raise CheckpointError(f"{place.file}: {name} of shape {list(place.shape)} has no axis of experts")
     count, shape = place.shape[0], place.shape[1:]
     step = place.size_bytes // count
