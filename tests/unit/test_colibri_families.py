@@ -144,6 +144,9 @@ def test_every_architecture_of_mlx_lm_that_has_such_experts_is_listed() -> None:
     refused = {"muse_spark", "nemotron_h", "phixtral"}
     assert having - set(colibri_architectures.KINDS) == refused
     assert not refused & families.STREAMED
+    told = (Path(__file__).parents[2] / "docs" / "colibri.md").read_text().split("## Other architectures")[1]
+    works, _ = told.split("Each was streamed", 1)
+    assert set(re.findall(r"`(\w+)`", works)) - {"model_type"} == families.STREAMED - {"glm_moe_dsa"}
 
 
 # ---- records --------------------------------------------------------------------------------------------
@@ -171,6 +174,57 @@ def test_records_of_what_mlx_packed_answer_as_that_does(
     model, stream = streamed(tmp_path / "records")
     assert np.array_equal(_said(load_model(source)[0]).logits, _said(model).logits)
     assert stream.stats().main.read_bytes > 0
+
+
+def _in_one(folder: Path, flipped: bool = False) -> None:
+    """Rewrites a checkpoint's experts with gate and up in one. flipped: inputs first."""
+    file = folder / "model.safetensors"
+    loaded: Any = mx.load(str(file))
+    tensors: dict[str, mx.array] = dict(loaded)
+    for name in [name for name in tensors if name.endswith(".gate_proj.weight") and tensors[name].ndim == 3]:
+        module = name.removesuffix(".gate_proj.weight")
+        gate, up, down = (tensors.pop(f"{module}.{one}_proj.weight") for one in ("gate", "up", "down"))
+        both = mx.concatenate([gate, up], axis=1)
+        block = re.sub(r"(\.experts)?(\.switch_\w+)?$", "", module)
+        for called, matrix in (("gate_up_proj", both), ("down_proj", down)):
+            tensors[f"{block}.experts.{called}"] = mx.contiguous(matrix.swapaxes(1, 2)) if flipped else matrix
+        if f"{module}.gate_proj.bias" in tensors:
+            gate, up, down = (tensors.pop(f"{module}.{one}_proj.bias") for one in ("gate", "up", "down"))
+            tensors[f"{block}.experts.gate_up_proj_bias"] = mx.concatenate([gate, up], axis=1)
+            tensors[f"{block}.experts.down_proj_bias"] = down
+    mx.eval(tensors)
+    mx.save_safetensors(str(file), tensors, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_moe", "gemma4_text"])
+def test_records_of_gate_and_up_in_one_answer_as_mlx_lm_does(
+    kind: str, tmp_path: Path, streamed: Streamed
+) -> None:
+    source = colibri_families.write_config(colibri_architectures.config(kind), tmp_path / kind, bits=None)
+    _in_one(source)
+    with pytest.raises(checkpoint.CheckpointError, match="mlxpool colibri convert"):
+        artifacts.read(source)
+    colibri_convert_world.run(source, tmp_path / "records", colibri_convert_world.KEPT)
+    ours = _said(streamed(tmp_path / "records")[0])
+    assert np.array_equal(_said(load_model(source)[0]).logits, ours.logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flipped", "told"),
+    [
+        ("gpt_oss", False, "a gpt_oss keeps its experts in another way than is read here; make a"),
+        ("qwen3_vl_moe", True, "are not the two ways of one feed-forward"),
+    ],
+)
+def test_experts_that_lie_row_by_row_or_with_inputs_first_do_not_become_records(
+    kind: str, flipped: bool, told: str, tmp_path: Path
+) -> None:
+    config = colibri_architectures.config(kind)
+    source = colibri_families.write_config(config, tmp_path / kind, bits=None)
+    _in_one(source, flipped)
+    with pytest.raises((ConvertError, checkpoint.CheckpointError), match=told):
+        colibri_convert_world.run(source, tmp_path / "records", colibri_convert_world.KEPT)
+    assert not colibri_convert_world.stage(tmp_path / "records").exists()
 
 
 # ---- prompts that come back -----------------------------------------------------------------------------
