@@ -15,7 +15,7 @@ import msgspec
 from mlxpool.shared import memory
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.checkpoint import Checkpoint, CheckpointError, Tensor
-from mlxpool.shared.colibri import geometry
+from mlxpool.shared.colibri import families, geometry
 from mlxpool.shared.colibri.layout import Artifact, ExpertLayout, Place
 from mlxpool.shared.model_facts import ModelFacts, model_facts
 
@@ -187,7 +187,7 @@ def needs(artifact: Artifact, backend: Backend) -> Needs:
 
     Raises CheckpointError where its config lacks a number.
     """
-    config = _text_config(artifact)
+    config = families.language(artifact.config)
     if not artifact.layers:
         raise CheckpointError("config.json: no layer has routed experts; there is nothing to stream")
     facts = model_facts(_without_experts(artifact))
@@ -244,11 +244,6 @@ def _inner(layout: ExpertLayout) -> int:
 
 def _held_tokens(context: int) -> int:
     return -(-context // memory.KV_STEP_TOKENS) * memory.KV_STEP_TOKENS
-
-
-def _text_config(artifact: Artifact) -> dict[str, object]:
-    text = artifact.config.get("text_config")
-    return {**artifact.config, **text} if isinstance(text, dict) else artifact.config
 
 
 def _without_experts(artifact: Artifact) -> Checkpoint:
