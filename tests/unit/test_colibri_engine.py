@@ -351,6 +351,19 @@ def test_slots_give_way_to_memory_and_come_back(stream: Scripted, monkeypatch: p
     assert msgspec.to_builtins(streamed.pressure) == {"given_back": 7, "taken_again": 7}
 
 
+def test_slots_in_a_devices_own_memory_do_not_give_way_to_the_machines(
+    stream: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxpool.worker.engine.streamed.floor_bytes", lambda _: 10_000)
+    stream.slot_bytes = 0
+    clock = [0.0]
+    streamed = streamed_at(stream, [0], clock)
+    for at_s in (2.0, 6.0, 10.0):
+        clock[0] = at_s
+        streamed.between_passes(held=False)
+    assert (stream.slots, streamed.pressure.given_back) == (8, 0)
+
+
 def test_the_rate_of_a_turn_leaves_its_prefill_out() -> None:
     row = Row(plan(range(4)), AnswerText(ByteDetokeniser(token_bytes)), Client().put)
     assert turn(row, ExpertSummary(), ExpertSummary(), 5.0).tokens_per_s == 0.0

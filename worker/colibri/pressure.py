@@ -27,18 +27,20 @@ def floor_bytes(total_bytes: int) -> int:
 
 
 class Pressure:
-    """planned: slots per layer that the plan has. slot_bytes: of one slot in every layer together. floor:
-    bytes that must stay available."""
+    """planned: slots per layer that the plan has. slot_bytes: of one slot in every layer together, 0
+    where that is no memory of the machine's: then none go. floor: bytes that must stay available."""
 
     def __init__(self, planned: int, slot_bytes: int, floor: int) -> None:
         self._planned = planned
-        self._slot_bytes = max(1, slot_bytes)
+        self._slot_bytes = slot_bytes
         self._floor = floor
         self._gave_s: float | None = None
         self._calm_since_s: float | None = None
 
     def wanted(self, slots: int, available: int, now_s: float) -> int:
         """Slots per layer that there should be. slots: that there are. available: bytes, of the machine."""
+        if not self._slot_bytes:
+            return slots
         if available < self._floor:
             self._calm_since_s = None
             if slots <= 1 or (self._gave_s is not None and now_s - self._gave_s < GIVE_AGAIN_S):

@@ -142,7 +142,10 @@ class ExpertStream:
 
     @property
     def slot_bytes(self) -> int:
-        """Of one slot in each of the main model's layers."""
+        """What one slot in each of the main model's layers takes of the machine's memory: nothing where the
+        device has its own."""
+        if self.backend == "cuda":
+            return 0
         return sum(layer.layout.held_bytes for layer in self._main.layers)
 
     def save(self) -> None:

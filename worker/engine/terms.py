@@ -18,7 +18,8 @@ class Stream(Protocol):
     `heat`, which any thread may ask while a pass runs.
 
     progress: grows with each layer and group of experts. stop: asked between those, and where it says so the
-    pass is given up with Interrupted. slots: of each layer, now. slot_bytes: of one in every layer.
+    pass is given up with Interrupted. slots: of each layer, now. slot_bytes: what one in every layer
+    takes of the machine's memory, 0 where they lie in a device's own.
     """
 
     stop: Callable[[], bool]
