@@ -40,7 +40,9 @@ GPU = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
     "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
+    # As GLM-5.2 has it, and no fewer: MLX's CUDA kernel for packed matrices reads ahead past the end of those
+    # whose rows are fewer than three of its tiles, of 64 numbers or a group.
+    "qk_nope_head_dim": 192,
     "v_head_dim": 128,
     "head_dim": 64,
     "index_head_dim": 128,
