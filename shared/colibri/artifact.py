@@ -128,7 +128,7 @@ def check_record(layer: records.RecordLayer, config: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{at}: has {layer.experts} experts where config.json says {due}")
     packed: dict[Projection, packing.Packed] = {}
     for projection in PROJECTIONS:
-        tensors = {
+        tensors: dict[str, Tensor] = {
             field.part: Tensor(field.dtype, field.shape, field.size_bytes)
             for field in layer.fields
             if field.projection == projection
