@@ -25,6 +25,8 @@ _WORKING_HALVES = 2
 # alive at once.
 SCORE_BLOCK_BYTES = 256 * 2**20
 _LIVE_BLOCKS = 3
+# Of some heads at a time prefill expands keys and values of the whole context, of at least one.
+EXPANDED_BYTES = 256 * 2**20
 # Tensors of the hidden width alive at once in a layer: residual, norm, projections, output.
 _LIVE_HIDDEN = 6
 # Of a dense MLP: gate, up and their product.
@@ -54,8 +56,10 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Latent(msgspec.Struct, frozen=True):
-    """What prefill expands a token's latent to, in every head: numbers of a key and of a value."""
+    """What prefill expands a token's latent of `rank` numbers to, in every head: those of a key and of a
+    value."""
 
+    rank: int
     heads: int
     qk_head: int
     v_head: int
@@ -175,7 +179,10 @@ class Needs(msgspec.Struct, frozen=True):
     def _expanded(self, tokens: int) -> int:
         if self.latent is None:
             return 0
-        return self.latent.heads * tokens * (self.latent.qk_head + self.latent.v_head) * self.element_bytes
+        token_bytes = (self.latent.qk_head + self.latent.v_head) * self.element_bytes
+        # A packed product on the CPU copies the latents for each head, once for keys and once for values.
+        head_bytes = tokens * (token_bytes + 2 * self.latent.rank * self.element_bytes)
+        return min(self.latent.heads * tokens * token_bytes, _LIVE_BLOCKS * max(EXPANDED_BYTES, head_bytes))
 
     def _rows(self, drafts: int) -> int:
         """Logits and states of the rows that are verified, and of those that are drafted."""
@@ -284,6 +291,7 @@ def _held_bytes(places: Mapping[str, Place], widened: bool) -> int:
 def _latent(config: Mapping[str, object]) -> Latent:
     rope = geometry.number(config, "qk_rope_head_dim")
     return Latent(
+        rank=geometry.number(config, "kv_lora_rank"),
         heads=geometry.number(config, "num_attention_heads"),
         qk_head=geometry.number(config, "qk_nope_head_dim") + rope,
         v_head=geometry.number(config, "v_head_dim"),

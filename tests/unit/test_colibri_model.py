@@ -128,6 +128,66 @@ def test_logits_do_not_depend_on_how_queries_are_cut_into_blocks(
     assert mx.array_equal(model(IDS), whole)
 
 
+@pytest.mark.parametrize("form", ["float", "stacked", "row", "grouped"])
+def test_logits_do_not_depend_on_how_many_heads_are_expanded_at_a_time(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_glm.config(num_hidden_layers=2, indexer_types=["full", "shared"])
+    numbers = tiny_glm.weights(config)
+    if form in ("float", "stacked"):
+        tiny_glm.write_stacked(tmp_path, config, numbers, bits=4 if form == "stacked" else None)
+    else:
+        tiny_glm.write_container(tmp_path, config, numbers, scheme=form)
+    held = resident(tmp_path)
+    whole = held(IDS)
+    mx.eval(whole)
+    for heads in (1, 3):
+        head_bytes = 101 * (64 + 64 + 64 + 64) * 4
+        monkeypatch.setattr(blocks, "EXPANDED_BYTES", heads * head_bytes)
+        assert mx.array_equal(held(IDS), whole)
+
+
+def peak_bytes(made: Callable[[], mx.array | None], *given: Any) -> int:
+    """What computing it takes at most beside what is given, the result included."""
+    mx.eval(*given)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(made())
+    return mx.get_peak_memory() - before
+
+
+def test_a_chunk_behind_a_long_context_expands_a_few_heads_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head with its copies of the latents, which a packed product on the CPU makes, is 4 MiB, 16 are 64."""
+    config = tiny_glm.config(
+        num_attention_heads=16, num_key_value_heads=16, num_hidden_layers=2, indexer_types=["full"] * 2
+    )
+    monkeypatch.setattr(blocks, "EXPANDED_BYTES", 2**20)
+    tiny_glm.write_container(tmp_path, config, tiny_glm.weights(config), indexer=False)
+    attention = resident(tmp_path).layers[0].self_attn
+    queries, turned = mx.zeros((1, 16, 9, 64)), mx.zeros((1, 16, 9, 32))
+    latent, k_rope = mx.zeros((1, 1, 4096, 64)), mx.zeros((1, 1, 4096, 32))
+    took = peak_bytes(
+        lambda: attention._expanded(queries, turned, latent, k_rope, None, 4087),
+        *(queries, turned, latent, k_rope, attention.parameters()),
+    )
+    assert took < 8 * 2**20
+
+
+def test_blocks_of_scores_are_alive_a_few_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 24 that are a MiB each; MLX by itself computes all of them side by side."""
+    monkeypatch.setattr(blocks, "SCORES_BYTES", 2**20)
+    attention = model.layers[0].self_attn
+    queries, turned = mx.zeros((1, 4, 384, 64)), mx.zeros((1, 4, 384, 32))
+    keys, k_rope = mx.zeros((1, 4, 4096, 64)), mx.zeros((1, 1, 32, 4096))
+    took = peak_bytes(
+        lambda: attention._attended(queries, turned, keys, keys, k_rope, None, 4096 - 384),
+        *(queries, turned, keys, k_rope),
+    )
+    assert took < 12 * 2**20
+
+
 def test_blocks_of_scores_stay_below_their_limit() -> None:
     for heads, context, size in ((64, 4096, 4), (64, 131072, 2), (32, 200000, 4)):
         row = heads * context * size

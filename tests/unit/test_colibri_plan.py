@@ -225,6 +225,17 @@ def test_stacked_weights_of_mlx_come_out_as_counted_by_hand(artifacts: dict[str,
     assert (made.record_bytes, made.slot_bytes, made.hit_rate) == (slot, 75 * slot, 0.24)
 
 
+def test_what_prefill_expands_does_not_grow_with_all_heads(artifacts: dict[str, Artifact]) -> None:
+    found = artifacts["stacked"]
+    expanded = [
+        lines(planned(found, None, "metal", context=context))["reconstructed_kv"]
+        for context in (4096, 16_384, 131_072, 1_048_576)
+    ]
+    # A key and a value of 256 each in 64 heads, then three blocks, then three heads with their latents.
+    head = (1_048_576 + 1) * (2 * 256 + 2 * 512) * 2
+    assert expanded == [4097 * 64 * 512 * 2, 3 * 2**28, 3 * 131_073 * 1536 * 2, 3 * head]
+
+
 def test_slots_are_as_many_as_fit_and_no_more(artifacts: dict[str, Artifact]) -> None:
     found = artifacts["stacked"]
     made = planned(found, 64 * GIB, "metal", context=4096)
@@ -352,6 +363,7 @@ def test_blocks_of_the_worker_are_as_large_as_the_plan_counts_them() -> None:
     from mlxpool.worker.colibri import blocks, passes
 
     assert blocks.SCORES_BYTES == needs.SCORE_BLOCK_BYTES
+    assert blocks.EXPANDED_BYTES == needs.EXPANDED_BYTES
     assert passes.BLOCK_BYTES == needs.ROUTED_BLOCK_BYTES
 
 

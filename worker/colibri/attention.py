@@ -3,22 +3,26 @@ indexer chose.
 
 Few queries (decode, and the verification of drafts) are absorbed: they are projected into the latent's own
 space, and nothing is made for a whole context. Many queries (prefill) meet keys and values that are made of
-the latents for every head. Both say the same up to rounding. Decode and prefill are computed by the very
-operations of mlx-lm's class; with an indexer on every layer a float32 model equals it bit for bit.
+the latents, as many heads at a time as stay small. Both say the same up to rounding. Decode and prefill are
+computed by the very operations of mlx-lm's class; with an indexer on every layer a float32 model equals it
+bit for bit.
 
 Rows of one batch are of one length, as caches without padding hold them.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import mlx.core as mx
+from mlx import nn
 from mlx_lm.models import deepseek_v32
 from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import CacheList
 
-from mlxpool.worker.colibri.blocks import causal, spans
+from mlxpool.worker.colibri import blocks
+from mlxpool.worker.colibri.blocks import after, causal, spans
 from mlxpool.worker.colibri.indexer import Indexer
 
 # Up to here queries are absorbed: a token and the drafts behind it. Expanding keys and values costs as much
@@ -106,25 +110,59 @@ class Attention(deepseek_v32.DeepseekV32Attention):  # type: ignore[misc]  # mlx
         chosen: mx.array | None,
         offset: int,
     ) -> mx.array:
-        """As `_absorbed`, with keys and values of every position and head in between."""
-        rows, heads, length, _ = q_nope.shape
-        context = latent.shape[2]
-        keys, values = self.embed_q(latent, transpose=False), self.unembed_out(latent)
+        """As `_absorbed`, with keys and values of every position and of some heads at a time in between."""
+        rows, heads, _, _ = q_nope.shape
+        # A packed product on the CPU has the latents copied for every head.
+        widths = 2 * self.kv_lora_rank + self.qk_nope_head_dim + self.v_head_dim
+        head_bytes = rows * latent.shape[2] * widths * latent.dtype.size
         k_rope = k_rope.swapaxes(-1, -2)
         parts = []
+        for first, last in spans(heads, head_bytes, blocks.EXPANDED_BYTES):
+            is_all = last - first == heads
+            to_keys, to_values = (
+                each if is_all else _of_heads(each, first, last) for each in (self.embed_q, self.unembed_out)
+            )
+            latents = after(latent, parts)
+            keys, values = to_keys(latents, transpose=False), to_values(latents)
+            queries = (each if is_all else each[:, first:last] for each in (q_nope, q_rope))
+            parts.append(self._attended(*queries, keys, values, k_rope, chosen, offset))
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+
+    def _attended(
+        self,
+        q_nope: mx.array,
+        q_rope: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        k_rope: mx.array,
+        chosen: mx.array | None,
+        offset: int,
+    ) -> mx.array:
+        """[B, h, L, v] of these heads, some queries at a time. k_rope: [B, 1, rope, T]."""
+        rows, heads, length, _ = q_nope.shape
+        context = keys.shape[2]
+        parts = []
         for start, end in spans(length, rows * heads * context * q_nope.dtype.size):
-            allowed = causal(offset + start, offset + end, context)
+            allowed = causal(offset + start, offset + end, context, parts)
             if chosen is not None:
-                block = chosen[:, :, start:end]
+                block = after(chosen[:, :, start:end], parts)
                 sparse = mx.zeros((*block.shape[:-1], context), dtype=mx.bool_)
                 allowed = mx.put_along_axis(sparse, block, mx.array(True), axis=-1) & allowed
-            scores = _masked(q_rope[:, :, start:end] @ k_rope, allowed)
+            nope, turned = (after(each[:, :, start:end], parts) for each in (q_nope, q_rope))
+            scores = _masked(turned @ k_rope, allowed)
             parts.append(
-                scaled_dot_product_attention(
-                    q_nope[:, :, start:end], keys, values, cache=None, scale=self.scale, mask=scores
-                )
+                scaled_dot_product_attention(nope, keys, values, cache=None, scale=self.scale, mask=scores)
             )
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+
+def _of_heads(module: nn.Module, first: int, last: int) -> nn.Module:
+    """A module of a matrix per head, with those of some heads."""
+    part = copy.copy(module)
+    for name, held in module.items():
+        if isinstance(held, mx.array):
+            part[name] = held[first:last]
+    return part
 
 
 def _masked(scores: mx.array, allowed: mx.array | None) -> mx.array:

@@ -17,7 +17,7 @@ from mlx import nn
 from mlx_lm.models import deepseek_v32
 from mlx_lm.models.cache import KVCache
 
-from mlxpool.worker.colibri.blocks import causal, spans
+from mlxpool.worker.colibri.blocks import after, causal, spans
 
 # Not MLX's default for a LayerNorm.
 _KEY_NORM_EPS = 1e-6
@@ -51,13 +51,14 @@ class Indexer(deepseek_v32.Indexer):  # type: ignore[misc]  # mlx-lm has no type
         keys = keys.astype(mx.float32).swapaxes(-1, -2)
         weights = self.weights_proj(x).astype(mx.float32) * (self.n_heads**-0.5 * self.softmax_scale)
         weights = weights.swapaxes(-1, -2)[..., None]
-        chosen = []
+        chosen: list[mx.array] = []
         for start, end in spans(length, rows * self.n_heads * context * mx.float32.size):
-            scores = mx.maximum(queries[:, :, start:end] @ keys, 0) * weights[:, :, start:end]
+            block = after(queries[:, :, start:end], chosen)
+            scores = mx.maximum(block @ keys, 0) * weights[:, :, start:end]
             if length > 1:
                 # The heads one by one, as stock: a reduction over that axis is slow for many queries.
                 total = sum(scores[:, head : head + 1] for head in range(self.n_heads))
-                total = mx.where(causal(offset + start, offset + end, context), total, -mx.inf)
+                total = mx.where(causal(offset + start, offset + end, context, chosen), total, -mx.inf)
             else:
                 total = scores.sum(axis=1, keepdims=True)
             best = mx.argpartition(total, kth=-self.index_topk, axis=-1)
