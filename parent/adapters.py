@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from mlxpool.parent.strangers import contained
 from mlxpool.shared import adapters, checkpoint
 from mlxpool.shared.adapters import Adapter, AdapterError, Fit, Stamp
 from mlxpool.shared.checkpoint import Tensor
@@ -86,16 +87,18 @@ class Shelf:
         return seen
 
     def _shelved(self, folder: Path, known: _Shelved | None) -> _Shelved:
+        stamp = None
         try:
-            adapters.inside(folder, [self.root])
-            stamp = adapters.stamp(folder)
-        except AdapterError as problem:
-            return _Shelved(folder, None, str(problem))
-        if known is not None and known.stamp == stamp:
-            return known
-        try:
-            return _Shelved(folder, stamp, adapters.read(folder))
-        except AdapterError as problem:
+            with contained(folder):
+                try:
+                    adapters.inside(folder, [self.root])
+                    stamp = adapters.stamp(folder)
+                    if known is not None and known.stamp == stamp:
+                        return known
+                    return _Shelved(folder, stamp, adapters.read(folder))
+                except AdapterError as problem:
+                    return _Shelved(folder, stamp, str(problem))
+        except checkpoint.CheckpointError as problem:
             return _Shelved(folder, stamp, str(problem))
 
     def _against(self, model: Path, shelved: Mapping[str, _Shelved]) -> Mapping[str, Fit]:
@@ -104,7 +107,8 @@ class Shelf:
             one: (held.stamp, held.read) for one, held in shelved.items() if isinstance(held.read, Adapter)
         }
         try:
-            stamp = checkpoint.stamp(model)
+            with contained(model):
+                stamp = checkpoint.stamp(model)
         except checkpoint.CheckpointError as problem:
             return dict.fromkeys(whole, _unloadable(problem))
         known = self._fits.get(model)
@@ -132,12 +136,15 @@ def _available(adapter_id: str, shelved: _Shelved, fits: Mapping[str, Fit]) -> A
 
 def _fits(made: Sequence[Adapter], model: Path) -> list[Fit]:
     try:
-        if is_only_streamed(model):
-            return [Fit(False, "the model's experts are streamed, which goes with no adapter")] * len(made)
-        tensors: Mapping[str, Tensor] = checkpoint.read(model).tensors
+        with contained(model):
+            if is_only_streamed(model):
+                return [Fit(False, "the model's experts are streamed, which goes with no adapter")] * len(
+                    made
+                )
+            tensors: Mapping[str, Tensor] = checkpoint.read(model).tensors
+            return [adapters.fit(one, tensors) for one in made]
     except checkpoint.CheckpointError as problem:
         return [_unloadable(problem)] * len(made)
-    return [adapters.fit(one, tensors) for one in made]
 
 
 def _unloadable(problem: checkpoint.CheckpointError) -> Fit:

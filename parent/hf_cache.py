@@ -12,6 +12,7 @@ looked at again at most once a second.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatch
@@ -21,10 +22,14 @@ from mlxpool.parent.folders import Found, Times, is_settled, times
 from mlxpool.shared import checkpoint
 from mlxpool.shared.colibri import folder
 from mlxpool.shared.config_values import is_model_name
+from mlxpool.shared.files import open_regular
 
 # A look costs a few system calls per repository; a download takes longer than this to end.
 LOOK_INTERVAL_S = 1.0
 _REPOSITORY_PREFIX = "models--"
+# A commit's name is 40 digits.
+_MAX_REFERENCE_BYTES = 1024
+_NUMBERED = re.compile(r"(.*?)([0-9]+)-of-([0-9]+)\.safetensors")
 
 
 def location(env: Mapping[str, str]) -> Path:
@@ -114,19 +119,21 @@ def _streamed_weights(files: Collection[str]) -> str:
 def _missing_of_numbered(weights: set[str]) -> bool:
     """Whether shards named `…-00001-of-00003.safetensors` are fewer than they say; an index may come last."""
     for name in weights:
-        first, of, count = name.removesuffix(".safetensors").rpartition("-of-")
-        number = first.rpartition("-")[2]
-        if of and count.isdigit() and number.isdigit():
-            stem = first.removesuffix(number)
-            wanted = {f"{stem}{n:0{len(number)}}-of-{count}.safetensors" for n in range(1, int(count) + 1)}
-            return not wanted <= weights
+        found = _NUMBERED.fullmatch(name)
+        if found:
+            stem, number, said = found.groups()
+            count = int(said)
+            # A name may say any number: no more are counted than there are.
+            wanted = (f"{stem}{n:0{len(number)}}-of-{said}.safetensors" for n in range(1, count + 1))
+            return count > len(weights) or not weights.issuperset(wanted)
     return False
 
 
 def _read_reference(path: Path) -> str | None:
     """The commit in refs/main; what is no commit's name never becomes part of a path."""
     try:
-        commit = path.read_text(encoding="ascii").strip()
+        with open_regular(path) as file:
+            commit = file.read(_MAX_REFERENCE_BYTES).decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
         return None
     return commit if commit.isalnum() else None

@@ -21,6 +21,7 @@ import msgspec
 import psutil
 
 from mlxpool.parent import folders, hf_cache, hints
+from mlxpool.parent.strangers import contained
 from mlxpool.shared import adapters, checkpoint, errors, memory
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.colibri.folder import RECORDS_FOLDER, is_only_streamed, is_records
@@ -208,9 +209,10 @@ class Library:
 
         for model in self.models():
             try:
-                stamp, key = stamp_of(model.path), _key(model)
-                if self._knows(key, stamp) or not (key[1] or is_only_streamed(model.path)):
-                    continue
+                with contained(model.path):
+                    stamp, key = stamp_of(model.path), _key(model)
+                    if self._knows(key, stamp) or not (key[1] or is_only_streamed(model.path)):
+                        continue
             except checkpoint.CheckpointError:
                 continue
             read = await asyncio.to_thread(_read_folder, *key, stamp)
@@ -259,7 +261,8 @@ class Library:
 
     def _folder(self, model: LibraryModel) -> _Folder:
         """What the files say, read again when they have changed. Raises CheckpointError if there are none."""
-        stamp, key = stamp_of(model.path), _key(model)
+        with contained(model.path):
+            stamp, key = stamp_of(model.path), _key(model)
         if not self._knows(key, stamp):
             self._folders[key] = _read_folder(*key, stamp)
         return self._folders[key]
@@ -277,6 +280,17 @@ class Library:
         context: int | None,
     ) -> Fit:
         """Raises CheckpointError where the settings and the folder don't go together."""
+        with contained(model.path):
+            return self._planned(model, folder, backend, limit_bytes, context)
+
+    def _planned(
+        self,
+        model: LibraryModel,
+        folder: _Folder,
+        backend: Backend,
+        limit_bytes: int | None,
+        context: int | None,
+    ) -> Fit:
         own, explicit = model.settings, self._settings.budget_is_explicit
         if folder.streamed is not None:
             from mlxpool.parent import streaming
@@ -379,20 +393,19 @@ def _read_folder(path: Path, chosen: bool, stamp: str) -> _Folder:
     """Reads headers once. chosen: whether settings have the experts streamed."""
     size_bytes, only = 0, False
     try:
-        size_bytes = _size_bytes(path)
-        only = is_only_streamed(path)
-        if only or chosen:
-            from mlxpool.parent import streaming
+        with contained(path):
+            size_bytes = _size_bytes(path)
+            only = is_only_streamed(path)
+            if only or chosen:
+                from mlxpool.parent import streaming
 
-            streamed = streaming.read(path, only=only)
-            return _Folder(stamp, None, None, streamed.artifact.model_type, size_bytes, streamed)
-        read = checkpoint.read(path)
-        return _Folder(stamp, model_facts(read), None, read.model_type, size_bytes)
+                streamed = streaming.read(path, only=only)
+                return _Folder(stamp, None, None, streamed.artifact.model_type, size_bytes, streamed)
+            read = checkpoint.read(path)
+            return _Folder(stamp, model_facts(read), None, read.model_type, size_bytes)
     except checkpoint.CheckpointError as problem:
         fault = f'experts = "stream": {problem}' if chosen and not only else str(problem)
         return _Folder(stamp, None, fault, "", size_bytes)
-    except OSError as problem:
-        return _Folder(stamp, None, f"{path.name}: can't be read: {problem.strerror}", "", size_bytes)
 
 
 def _size_bytes(path: Path) -> int:

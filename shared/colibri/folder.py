@@ -5,6 +5,7 @@ Imports little: a server looks at every folder it finds, and most hold nothing o
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from mlxpool.shared import checkpoint
@@ -35,8 +36,9 @@ def is_container(folder: Path) -> bool:
 
 
 def is_records(folder: Path) -> bool:
-    """Whether the folder is what `mlxpool colibri convert` writes."""
-    return (folder / RECORDS_INDEX).is_file()
+    """Whether the folder is what `mlxpool colibri convert` writes; reading it may still refuse it, and so it
+    does where what has the index's name is no file."""
+    return os.path.lexists(folder / RECORDS_INDEX)
 
 
 def is_only_streamed(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from mlxpool.shared.colibri.layout import (
     Quantised,
     Strided,
 )
+from mlxpool.shared.text import cut
 
 INDEX_FILE = folders.RECORDS_INDEX
 EXPERTS_FOLDER = folders.RECORDS_FOLDER
@@ -35,6 +37,10 @@ DENSE_PATTERN = folders.RECORDS_DENSE
 PROGRESS_FILE = folders.RECORDS_PROGRESS
 FORMAT = "mlxpool-experts"
 VERSION = 1
+
+# What is written here and no more: of a stranger's index no name leads out of its folder or to anything else.
+_LAYER_FILE = re.compile(rf"{EXPERTS_FOLDER}/[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_DENSE_FILE = re.compile(r"dense-[A-Za-z0-9._-]+\.safetensors")
 
 
 class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,15 +137,22 @@ def read_index(folder: Path) -> RecordIndex:
     except UNREADABLE as problem:
         raise CheckpointError(f"{INDEX_FILE}: no index of experts: {problem}") from None
     seen: set[int] = set()
+    of_file: dict[str, int] = {}
     for layer in index.layers:
         if layer.layer in seen:
             raise CheckpointError(f"{INDEX_FILE}: layer {layer.layer} is there twice")
         seen.add(layer.layer)
         _check(layer)
+        first = of_file.setdefault(layer.file, layer.layer)
+        if first != layer.layer:
+            raise CheckpointError(
+                f"{INDEX_FILE}: layers {first} and {layer.layer} are both in {layer.file}; each has a file of "
+                "its own"
+            )
         experts_end = layer.stride_bytes * (layer.experts - 1) + layer.record_bytes
         _check_size(folder, layer.file, experts_end, f"layer {layer.layer}", layer.stride_bytes)
     for file in index.dense:
-        _check_name(file.name)
+        _check_name(file.name, _DENSE_FILE)
         size = _size(folder, file.name)
         if size != file.size_bytes:
             raise CheckpointError(f"{file.name}: has {size} bytes where {file.size_bytes} were written")
@@ -148,7 +161,7 @@ def read_index(folder: Path) -> RecordIndex:
 
 def _check(layer: RecordLayer) -> None:
     of = f"{INDEX_FILE}: layer {layer.layer}"
-    _check_name(layer.file)
+    _check_name(layer.file, _LAYER_FILE)
     if layer.layer < 0 or layer.experts < 1 or len(layer.xxh3) != layer.experts:
         raise CheckpointError(f"{of}: has {layer.experts} experts and {len(layer.xxh3)} hashes")
     end = 0
@@ -176,10 +189,9 @@ def _check(layer: RecordLayer) -> None:
             raise CheckpointError(f"{of}: how {projection} is packed is not said, or it has no weight")
 
 
-def _check_name(name: str) -> None:
-    """A path within the folder."""
-    if not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
-        raise CheckpointError(f"{INDEX_FILE}: {name!r} is no file of this folder")
+def _check_name(name: str, allowed: re.Pattern[str]) -> None:
+    if not allowed.fullmatch(name):
+        raise CheckpointError(f"{INDEX_FILE}: {cut(name)!r} is no file of this folder")
 
 
 def _check_size(folder: Path, name: str, needed: int, holds: str, stride: int) -> None:

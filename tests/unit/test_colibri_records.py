@@ -133,6 +133,26 @@ def test_the_dense_part_must_be_what_was_written(folder: Path) -> None:
             "layer 1: gate_proj.scales is BF16 [4, 128] where ",
         ),
         (lambda said: said["layers"][0].update(file="x\0y"), "'x\\x00y' is no file of this folder"),
+        (lambda said: said["layers"][0].update(file="experts/\0"), "'experts/\\x00' is no file of this"),
+        (
+            lambda said: said["layers"][0].update(file="experts/1\n"),
+            "'experts/1\\n' is no file of this folder",
+        ),
+        (lambda said: said["layers"][0].update(file="experts/../x"), "'experts/../x' is no file of this"),
+        (
+            lambda said: said["layers"][0].update(file="config.json"),
+            "'config.json' is no file of this folder",
+        ),
+        (
+            lambda said: said["layers"][0].update(file="/etc/passwd"),
+            "'/etc/passwd' is no file of this folder",
+        ),
+        (
+            lambda said: said["layers"][1].update(file="experts/001.bin"),
+            "layers 1 and 2 are both in experts/",
+        ),
+        (lambda said: said["dense"][0].update(name="dense-\0.safetensors"), "\\x00.safetensors' is no file"),
+        (lambda said: said["dense"][0].update(name="experts/001.bin"), "'experts/001.bin' is no file of"),
         (lambda said: said["dense"].pop(), "lists other dense-*.safetensors than are there"),
     ],
 )
@@ -141,6 +161,13 @@ def test_an_index_that_contradicts_itself_or_the_folder_is_refused(
 ) -> None:
     change(folder, how)
     assert re.search(re.escape(said), refusal(folder))
+
+
+@pytest.mark.parametrize("name", [records.INDEX_FILE, "experts/001.bin", "dense-00001.safetensors"])
+def test_what_only_has_a_files_name_is_refused_as_what_it_is(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert re.fullmatch(rf"{re.escape(name)}: .*no(t a)? regular file", refusal(folder))
 
 
 def test_damaged_text_is_told_in_one_line(folder: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlxpool.parent.library import Library
+from mlxpool.shared.checkpoint import CheckpointError
 from mlxpool.shared.config import Defaults, ModelSettings, Pool, Settings
 from mlxpool.shared.errors import ApiError
 from tests.tools.model_folders import write_model
@@ -193,6 +194,40 @@ def test_a_model_is_described_until_its_files_change(tmp_path: Path) -> None:
     assert broken.fault.startswith("config.json: no JSON object")
     write_model(home / "models" / "a")
     assert library.describe(model, "cpu", None).fault is None
+
+
+@pytest.mark.parametrize("problem", [ValueError("embedded null byte"), RecursionError(), MemoryError()])
+@pytest.mark.parametrize(
+    "where", ["stamp_of", "is_only_streamed", "_size_bytes", "model_facts", "memory.plan", "checkpoint.read"]
+)
+async def test_what_nobody_thought_of_is_one_models_fault(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
+    problem: Exception,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise problem
+
+    monkeypatch.setattr(f"mlxpool.parent.library.{where}", fails)
+    listing = Library(Settings(home=home_with(tmp_path, "a")))
+    await listing.look()
+    (model,) = listing.models()
+    described = listing.describe(model, "cpu", None)
+    assert described.plan is None
+    assert described.fault is not None
+    assert described.fault.startswith(f"a: its files can't be understood ({type(problem).__name__}: ")
+    assert "Traceback" in caplog.text
+    with pytest.raises(CheckpointError, match="its files can't be understood"):
+        listing.fit(model, "cpu", None, None)
+
+
+def test_a_path_that_no_file_can_have_is_a_models_fault(tmp_path: Path) -> None:
+    library = Library(Settings(home=tmp_path, models={"a": ModelSettings(path="/a\0b")}))
+    fault = library.describe(library.resolve("a"), "cpu", None).fault
+    assert fault is not None
+    assert "embedded null byte" in fault
 
 
 def test_only_an_explicit_budget_lowers_a_context(tmp_path: Path) -> None:

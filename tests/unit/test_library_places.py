@@ -176,6 +176,23 @@ def test_a_snapshot_that_lacks_a_file_is_none(tmp_path: Path, missing: str) -> N
     assert cached(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", ["model-²-of-².safetensors", f"model-1-of-{'9' * 200}.safetensors"])
+def test_a_shard_of_no_number_or_of_too_many_costs_its_own_snapshot_at_most(
+    tmp_path: Path, name: str
+) -> None:
+    snapshot = write_cached(tmp_path, "org/odd")
+    (snapshot / "model.safetensors").rename(snapshot / name)
+    write_cached(tmp_path, "org/whole")
+    assert cached(tmp_path)[-1:] == ["org/whole"]
+
+
+def test_a_ref_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    reference = write_cached(tmp_path, "org/name").parents[1] / "refs" / "main"
+    reference.unlink()
+    os.mkfifo(reference)
+    assert cached(tmp_path) == []
+
+
 def test_a_dangling_link_makes_a_snapshot_none(tmp_path: Path) -> None:
     snapshot = write_cached(tmp_path, "org/name")
     (snapshot / "tokenizer_config.json").symlink_to("../../blobs/gone")
