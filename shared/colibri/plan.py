@@ -16,13 +16,22 @@ from mlxpool.shared.colibri import forecast
 from mlxpool.shared.colibri.layout import Artifact
 from mlxpool.shared.colibri.needs import Item, Needs, needs
 from mlxpool.shared.colibri.reserves import WIDEST_CHUNK_TOKENS, Reserves, process_bytes, reserves
-from mlxpool.shared.memory import DEFAULT_CONTEXT_TOKENS, MIN_CONTEXT_TOKENS, MemoryPlan, Verdict, largest
+from mlxpool.shared.memory import (
+    DEFAULT_CONTEXT_TOKENS,
+    MIN_CONTEXT_TOKENS,
+    PREFILL_CHUNK_TOKENS,
+    MemoryPlan,
+    Verdict,
+    largest,
+)
 from mlxpool.shared.units import format_size
 
 # What the draft layer proposes ahead of each pass where it is used.
 DRAFTS = 3
 # With fewer of them a token's own experts push each other out.
 FEW_SLOTS = 8
+# A shorter context is no advice to anybody.
+_USEFUL_CONTEXT_TOKENS = 2048
 
 _KV_ITEMS = ("target_kv", "indexer_kv", "mtp_kv")
 _SLAB_ITEMS = ("main_slab", "mtp_slab")
@@ -51,7 +60,9 @@ class StreamPlan(msgspec.Struct, frozen=True):
     where the verdict says so; the longest that may be generated is `generation_limit`. short_by_bytes: over
     the limit with one slot per layer. fitting_context: the most tokens that would fit, 0 for none.
     fitting_bytes: the least limit that would do, 0 where this one does. fits_without_mtp: whether it would
-    with the draft layer left out. hit_rate: forecast, of decoding.
+    with the draft layer left out. fitting_slots: as many of those that were asked for as would fit at the
+    wanted context, 0 for none or where they do. roomy_context, roomy_bytes: where few slots fit, the context
+    and the limit that would leave FEW_SLOTS, 0 for none. hit_rate: forecast, of decoding.
     """
 
     items: tuple[Item, ...]
@@ -62,6 +73,9 @@ class StreamPlan(msgspec.Struct, frozen=True):
     fitting_context: int
     fitting_bytes: int
     fits_without_mtp: bool
+    fitting_slots: int
+    roomy_context: int
+    roomy_bytes: int
     context: int
     chunk: int
     kv_bytes_per_token: int
@@ -110,7 +124,8 @@ class StreamPlan(msgspec.Struct, frozen=True):
             return (
                 f"does not fit in {limit} by {format_size(self.short_by_bytes)}: needs {parts}{self._way_out}"
             )
-        few = f"; fewer than {FEW_SLOTS} slots read most experts of every token" if self.is_slow else ""
+        few = f"; fewer than {self._few} slots read most experts of every token{self._more_room}"
+        few = few if self.is_slow else ""
         if self.verdict == "fits_with_context":
             return f"fits in {limit} with context {self.context}: {parts}{few}"
         return f"fits: {parts}{few}"
@@ -118,7 +133,11 @@ class StreamPlan(msgspec.Struct, frozen=True):
     @property
     def is_slow(self) -> bool:
         """Whether so few slots fit that hardly anything is found in memory."""
-        return self.slots < min(FEW_SLOTS, self.experts)
+        return self.slots < self._few
+
+    @property
+    def _few(self) -> int:
+        return min(FEW_SLOTS, self.experts)
 
     @property
     def _reserved_bytes(self) -> int:
@@ -131,7 +150,16 @@ class StreamPlan(msgspec.Struct, frozen=True):
             ways.append(f"context = {self.fitting_context}")
         if self.fits_without_mtp:
             ways.append('mtp = "off"')
+        if self.fitting_slots:
+            ways.append(f"slots = {self.fitting_slots}")
         return f"; {' or '.join(ways)} would do"
+
+    @property
+    def _more_room(self) -> str:
+        ways = [f"context = {self.roomy_context}"] if self.roomy_context else []
+        if self.roomy_bytes:
+            ways.append(f"a budget of {self.roomy_bytes} bytes")
+        return f"; {' or '.join(ways)} leaves room for {self._few}" if ways else ""
 
     @property
     def memory_plan(self) -> MemoryPlan:
@@ -186,6 +214,18 @@ def plan(
             verdict, short_by = "does_not_fit", bill.least(wanted, wishes.drafts) - limit_bytes
     fitting_bytes = _least_limit(held, wishes, wanted) if verdict == "does_not_fit" else 0
     slots = bill.slots(context)
+    fitting_slots = roomy_context = roomy_bytes = 0
+    if limit_bytes is not None and verdict == "does_not_fit" and wishes.slots is not None:
+        fitting_slots = largest(
+            1, bill.slots(wanted), lambda n: bill.total(wanted, n, wishes.drafts) <= limit_bytes
+        )
+    elif limit_bytes is not None and wishes.slots is None and slots < (few := min(FEW_SLOTS, held.experts)):
+        roomy_context = largest(
+            min(_USEFUL_CONTEXT_TOKENS, context),
+            context,
+            lambda n: bill.total(n, few, wishes.drafts) <= limit_bytes,
+        )
+        roomy_bytes = _least_limit(held, msgspec.structs.replace(wishes, slots=few), context)
     items, reserve = bill.lines(context, slots, wishes.drafts)
     return StreamPlan(
         items=items,
@@ -196,6 +236,9 @@ def plan(
         fitting_context=fitting,
         fitting_bytes=fitting_bytes,
         fits_without_mtp=verdict == "does_not_fit" and wishes.drafts > 0 and fits(wanted, 0),
+        fitting_slots=fitting_slots,
+        roomy_context=roomy_context,
+        roomy_bytes=roomy_bytes,
         context=context,
         chunk=reserve.chunk,
         kv_bytes_per_token=held.kv_bytes_per_token(wishes.drafts),
@@ -254,7 +297,9 @@ class _Bill:
     def lines(self, context: int, slots: int, drafts: int) -> tuple[tuple[Item, ...], Reserves]:
         """Every item, and how the reserves were chosen."""
         wishes, held = self._wishes, self._held
-        widest = min(wishes.prefill_chunk or WIDEST_CHUNK_TOKENS, context)
+        # Where nothing is read a chunk has only to keep the device busy.
+        usual = PREFILL_CHUNK_TOKENS[held.backend] if slots >= held.experts else WIDEST_CHUNK_TOKENS
+        widest = min(wishes.prefill_chunk or usual, context)
         fixed = held.items(context, slots, drafts, wishes.batch, widest)
         chosen = reserves(
             sum(item.bytes for item in fixed),
@@ -262,7 +307,7 @@ class _Bill:
             held.backend,
             context=context,
             limit_bytes=self._limit_bytes,
-            widest_chunk=wishes.prefill_chunk,
+            widest_chunk=widest,
             asked_bytes=wishes.reserve_bytes,
         )
         reserved = (

@@ -268,8 +268,40 @@ def test_a_chosen_budget_lowers_the_context_and_the_usual_one_refuses(artifacts:
 def test_few_slots_are_planned_and_warned_of(artifacts: dict[str, Artifact]) -> None:
     few = planned(artifacts["container"], 25 * GIB, context=4096)
     assert (few.slots, few.is_slow) == (6, True)
-    assert few.explanation.endswith("; fewer than 8 slots read most experts of every token")
+    said = "; fewer than 8 slots read most experts of every token; a budget of 28901750272 bytes leaves"
+    assert few.explanation.endswith(f"{said} room for 8")
+    assert planned(artifacts["container"], few.roomy_bytes, context=4096).slots == 8
+    assert planned(artifacts["container"], few.roomy_bytes - 1, context=4096).slots == 7
     assert not planned(artifacts["container"], 32 * GIB, context=4096).is_slow
+
+
+def test_a_long_context_that_leaves_few_slots_is_told_which_would_leave_more(
+    artifacts: dict[str, Artifact],
+) -> None:
+    long = planned(artifacts["stacked"], 28 * GIB, "metal")
+    assert (long.verdict, long.context, long.slots) == ("fits", 32_768, 6)
+    assert f"; context = {long.roomy_context} or a budget of {long.roomy_bytes} bytes leaves room for 8" in (
+        long.explanation
+    )
+    assert planned(artifacts["stacked"], 28 * GIB, "metal", context=long.roomy_context).slots == 8
+    assert planned(artifacts["stacked"], 28 * GIB, "metal", context=long.roomy_context + 256).slots == 7
+
+
+def test_slots_that_do_not_fit_are_told_how_many_would(artifacts: dict[str, Artifact]) -> None:
+    asked = planned(artifacts["stacked"], 48 * GIB, "metal", slots=40)
+    assert asked.verdict == "does_not_fit"
+    assert asked.explanation.endswith(f" or slots = {asked.fitting_slots} would do")
+    for slots, verdict in ((asked.fitting_slots, "fits"), (asked.fitting_slots + 1, "fits_with_context")):
+        assert planned(artifacts["stacked"], 48 * GIB, "metal", slots=slots).verdict == verdict
+
+
+def test_a_model_that_is_all_in_memory_takes_the_same_of_any_budget(tiny: dict[str, Artifact]) -> None:
+    """So that a reload with another budget lets its worker be."""
+    plans = [planned(tiny["stacked"], limit) for limit in (2 * GIB, 8 * GIB, 64 * GIB, None)]
+    assert {made.planned_bytes for made in plans} == {plans[0].planned_bytes}
+    assert {(made.slots, made.chunk) for made in plans} == {(16, 256)}
+    # Where experts are read a wider chunk reads each of them for more tokens.
+    assert planned(tiny["stacked"], None, slots=15).chunk == 2048
 
 
 def test_a_chosen_reserve_is_shared_out_and_holds_the_process(artifacts: dict[str, Artifact]) -> None:
