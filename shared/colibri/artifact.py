@@ -19,7 +19,7 @@ import msgspec
 from mlxpool.shared import checkpoint
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.checkpoint import CheckpointError, Tensor
-from mlxpool.shared.colibri import families, packing, records, shards
+from mlxpool.shared.colibri import families, geometry, packing, records, shards
 from mlxpool.shared.colibri.folder import CONTAINER_PATTERN, is_container, is_records, stamp
 from mlxpool.shared.colibri.layout import (
     PROJECTIONS,
@@ -33,10 +33,15 @@ from mlxpool.shared.colibri.layout import (
     Strided,
 )
 from mlxpool.shared.colibri.shards import Entry, Shards
+from mlxpool.shared.text import cut
 
 # Where the draft layer is in our own model of these architectures. Others' mlx-lm class drops it.
 DRAFTING = frozenset({"glm_moe_dsa"})
 MTP_MODULE = "mtp.mlp.switch_mlp"
+
+# Where that model has the routed experts of its other layers.
+_OWN_MODULE = "model.layers.{}.mlp.switch_mlp"
+_DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)+")
 
 # mlx-lm's name of the module, for a checkpoint whose experts stand under "….experts.N."; "switch_mlp" in all
 # other architectures.
@@ -52,6 +57,10 @@ def read(folder: Path) -> Artifact:
     CheckpointError, also where it holds no experts that can be streamed."""
     identity = stamp(folder)
     config = checkpoint.read_config(folder / checkpoint.CONFIG_FILE)
+    if config["model_type"] in DRAFTING:
+        geometry.read(config)
+    else:
+        families.check_numbers(config)
     if is_records(folder):
         families.check(config["model_type"])
         found = _of_records(folder, config)
@@ -123,6 +132,7 @@ def _of_records(folder: Path, config: Mapping[str, Any]) -> _Found:
 def check_record(layer: records.RecordLayer, config: Mapping[str, Any]) -> None:
     """Raises CheckpointError unless this model's config and a layer's index say the same of its experts."""
     at = f"{records.INDEX_FILE}: layer {layer.layer}"
+    _check_module(at, layer, config)
     due = families.number(config, families.EXPERTS)
     if due and layer.experts != due:
         raise CheckpointError(f"{at}: has {layer.experts} experts where config.json says {due}")
@@ -138,6 +148,20 @@ def check_record(layer: records.RecordLayer, config: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{where}: has no weight in its records")
         packed[projection] = packing.record(where, projection, tensors, layer.packing[projection])
     _check_shapes(at, packed, config)
+
+
+def _check_module(at: str, layer: records.RecordLayer, config: Mapping[str, Any]) -> None:
+    """Other experts than its own would answer in a layer, or a worker would look for them in vain."""
+    number, module = layer.layer, layer.module
+    if config["model_type"] in DRAFTING:
+        count = _layers_of(config)
+        if number > count:
+            raise CheckpointError(f"{at}: config.json says {count} layers and a draft layer at most")
+        due = MTP_MODULE if number == count else _OWN_MODULE.format(number)
+        if module != due:
+            raise CheckpointError(f"{at}: its module is {cut(repr(module))} where {due!r} is due")
+    elif not _DOTTED.fullmatch(module) or _layer(f"{module}.") != number:
+        raise CheckpointError(f"{at}: {cut(repr(module))} is no module of that layer")
 
 
 class _Layer:
@@ -322,10 +346,8 @@ def _check_shapes(at: str, packed: Mapping[Projection, packing.Packed], config: 
 
 
 def _container_shape(config: Mapping[str, Any], projection: Projection) -> tuple[int, int]:
-    hidden, inner = _number(config, "hidden_size"), _number(config, "moe_intermediate_size")
-    if not hidden or not inner:
-        missing = "hidden_size" if not hidden else "moe_intermediate_size"
-        raise CheckpointError(f"config.json: has no {missing}, which the container's shapes come from")
+    hidden = families.needed(config, ("hidden_size",))
+    inner = families.needed(config, ("moe_intermediate_size",))
     return (hidden, inner) if projection == "down_proj" else (inner, hidden)
 
 
@@ -343,6 +365,12 @@ def _check_layers(config: Mapping[str, Any], folder: Path, layouts: tuple[Expert
         lost = next((layer for layer in due if layer not in seen), None)
         if lost is not None:
             raise CheckpointError(f"layer {lost}: its experts are in none of the files of {folder.name}")
+        odd = next((layer for layer in seen if layer < first or layer % step), None)
+        if odd is not None and config["model_type"] in DRAFTING:
+            raise CheckpointError(
+                f"layer {odd}: has experts where config.json has none (first_k_dense_replace is {first}, "
+                f"moe_layer_freq {step})"
+            )
 
 
 def _layer(name: str) -> int | None:
@@ -351,11 +379,4 @@ def _layer(name: str) -> int | None:
 
 
 def _layers_of(config: Mapping[str, Any]) -> int:
-    count = families.number(config, families.LAYERS)
-    if not count:
-        raise CheckpointError("config.json: has no num_hidden_layers")
-    return count
-
-
-def _number(config: Mapping[str, Any], name: str) -> int:
-    return families.number(config, (name,))
+    return families.needed(config, families.LAYERS)

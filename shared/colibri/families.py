@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlxpool.shared.checkpoint import CheckpointError
+from mlxpool.shared.text import cut
 
 # mlx-lm's, by config.json's model_type; further names that it has for one of them.
 STREAMED = frozenset({
@@ -43,6 +44,9 @@ TOP_K = (
 )  # fmt: skip
 # Of a layer. The most in use are a few hundred; more is a header that would only cost time and memory.
 MAX_EXPERTS = 65_536
+# What every architecture has, under these names or others; and what only some have.
+_ABOVE_ZERO = (*LAYERS, "hidden_size", "vocab_size", "moe_intermediate_size")
+_FROM_ZERO = ("first_k_dense_replace",)
 # Numbers that an expert is asked with: fewer than the hidden size where it is given a narrower state.
 EXPERT_INPUTS = ("routed_expert_hidden_size", "hidden_size")
 
@@ -75,3 +79,30 @@ def number(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
         if whole and len(whole) == len(counts):
             return max(whole)
     return 0
+
+
+def needed(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    """As `number`, of what has to be there. Raises CheckpointError that names the key, and its value."""
+    found = number(config, names)
+    if found:
+        return found
+    said = language(config)
+    for name in names:
+        if said.get(name) is not None:
+            raise _absurd(name, said[name], 1)
+    raise CheckpointError(f"config.json: {names[0]} is missing; the model's shape can't be known without it")
+
+
+def check_numbers(config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError where a number that is there can't be one: it would count as missing."""
+    said = language(config)
+    for names, least in ((_ABOVE_ZERO, 1), (_FROM_ZERO, 0)):
+        for name in names:
+            value = said.get(name)
+            counts = value if isinstance(value, list) else [value]
+            if any(one is not None and (type(one) is not int or one < least) for one in counts):
+                raise _absurd(name, value, least)
+
+
+def _absurd(name: str, value: object, least: int) -> CheckpointError:
+    return CheckpointError(f"config.json: {name} is {cut(repr(value))}; use a whole number, {least} or more")

@@ -1,7 +1,7 @@
 """The numbers of GLM-5.2's architecture, checked as they are read out of its config.json.
 
 Pure. A config is a stranger's file: a number that is missing or absurd would make a model, or a plan, that is
-wrong by gigabytes, so it is refused by its key.
+wrong by gigabytes, so it is refused by its key. What a worker would refuse is refused here, before a plan.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import msgspec
 
 from mlxpool.shared.checkpoint import CheckpointError
 from mlxpool.shared.model_facts import MAX_LAYERS
+from mlxpool.shared.text import cut
 
 # The longest in use have a million positions; more is a typing error, or an attack on our arithmetic.
 MAX_NUMBER = 1 << 24
+# What float32 holds.
+_MAX_FLOAT = 3.4e38
 
 IndexerType = Literal["full", "shared"]
 
@@ -43,16 +46,62 @@ class Geometry(msgspec.Struct, frozen=True):
     index_head_dim: int
     index_topk: int
     first_k_dense_replace: int
+    n_group: int
+    topk_group: int
+    moe_layer_freq: int
+    n_shared_experts: int
+    max_position_embeddings: int
+    norm_topk_prob: bool
+    attention_bias: bool
+    indexer_rope_interleave: bool
+    routed_scaling_factor: float
+    rms_norm_eps: float
+    rope_theta: float
     indexer_types: tuple[IndexerType, ...]
 
 
-_MAY_BE_ZERO = frozenset({"first_k_dense_replace"})
+_MAY_BE_ZERO = frozenset({"first_k_dense_replace", "n_shared_experts"})
+# With what holds where a config leaves them out.
+_COUNTS = {
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_layer_freq": 1,
+    "n_shared_experts": 1,
+    "max_position_embeddings": 202752,
+}
+_SWITCHES = {"norm_topk_prob": True, "attention_bias": False, "indexer_rope_interleave": True}
+_FACTORS = ("routed_scaling_factor", "rms_norm_eps")
+_NEEDED = tuple(
+    name
+    for name in Geometry.__struct_fields__
+    if name not in {*_COUNTS, *_SWITCHES, *_FACTORS, "rope_theta", "indexer_types"}
+)
+# Where a config says otherwise it is of another architecture.
+KNOWN = {
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "rope_interleave": True,
+}
+# By its newer and its older name; and of how much of a head is turned.
+_PLAIN_ROPE = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
+# Layers that draft: one is used, and none in use has more than a few.
+_DRAFT_LAYERS = "num_nextn_predict_layers"
+_MAX_DRAFT_LAYERS = 16
 
 
 def read(config: Mapping[str, Any]) -> Geometry:
     """The numbers of a config.json. Raises CheckpointError that names the key."""
-    names = [name for name in Geometry.__struct_fields__ if name != "indexer_types"]
-    numbers = {name: number(config, name, least=0 if name in _MAY_BE_ZERO else 1) for name in names}
+    for key, known in KNOWN.items():
+        if config.get(key, known) != known:
+            raise CheckpointError(
+                f"config.json: {key} is {cut(repr(config[key]))}; this architecture knows {known!r}"
+            )
+    numbers = {
+        name: number({name: default, **config}, name, least=0 if name in _MAY_BE_ZERO else 1)
+        for name, default in {**dict.fromkeys(_NEEDED), **_COUNTS}.items()
+    }
     layers = numbers["num_hidden_layers"]
     if layers > MAX_LAYERS:
         raise CheckpointError(f"config.json: says {layers} layers; no model has more than {MAX_LAYERS}")
@@ -60,6 +109,8 @@ def read(config: Mapping[str, Any]) -> Geometry:
         ("num_experts_per_tok", "n_routed_experts"),
         ("first_k_dense_replace", "num_hidden_layers"),
         ("qk_rope_head_dim", "index_head_dim"),
+        ("topk_group", "n_group"),
+        ("n_group", "n_routed_experts"),
     ):
         if numbers[smaller] > numbers[larger]:
             raise CheckpointError(
@@ -69,7 +120,55 @@ def read(config: Mapping[str, Any]) -> Geometry:
         raise CheckpointError(
             f"config.json: qk_rope_head_dim is {numbers['qk_rope_head_dim']}; rotary parts are of pairs"
         )
-    return Geometry(**numbers, indexer_types=indexer_types(config, layers))
+    if numbers["n_routed_experts"] % numbers["n_group"]:
+        raise CheckpointError(
+            f"config.json: n_group is {numbers['n_group']}, which does not divide n_routed_experts, "
+            f"{numbers['n_routed_experts']}"
+        )
+    if config.get(_DRAFT_LAYERS) is not None:
+        number(config, _DRAFT_LAYERS, least=0, most=_MAX_DRAFT_LAYERS)
+    return Geometry(
+        **numbers,
+        **{name: _switch(config, name, default) for name, default in _SWITCHES.items()},
+        **{name: _positive(config, name) for name in _FACTORS},
+        rope_theta=_rope_theta(config),
+        indexer_types=indexer_types(config, layers),
+    )
+
+
+def _switch(config: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise CheckpointError(f"config.json: {key} is {cut(repr(value))}; use true or false")
+    return value
+
+
+def _positive(config: Mapping[str, Any], key: str) -> float:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MAX_FLOAT:
+        said = "is missing" if value is None else f"is {cut(repr(value))}"
+        raise CheckpointError(f"config.json: {key} {said}; use a number above 0")
+    return float(value)
+
+
+def _rope_theta(config: Mapping[str, Any]) -> float:
+    """Of plain rotary embedding, as older configs say it too: by `rope_theta`, and `rope_scaling` for
+    others."""
+    said = config
+    for key in ("rope_scaling", "rope_parameters"):
+        value = config.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, Mapping):
+            raise CheckpointError(f"config.json: {key} is {cut(repr(value))}; use an object with rope_theta")
+        for name, plain in _PLAIN_ROPE.items():
+            if value.get(name, plain) != plain:
+                raise CheckpointError(
+                    f"config.json: {name} of {key} is {cut(repr(value[name]))}; this architecture knows "
+                    f"{plain!r}"
+                )
+        said = value if key == "rope_parameters" else said
+    return _positive(said, "rope_theta")
 
 
 def indexer_types(config: Mapping[str, Any], layers: int) -> tuple[IndexerType, ...]:
@@ -105,15 +204,15 @@ _TYPES = ("full", "shared")
 _OFFSET = 2
 
 
-def number(config: Mapping[str, Any], *keys: str, least: int = 1) -> int:
+def number(config: Mapping[str, Any], *keys: str, least: int = 1, most: int = MAX_NUMBER) -> int:
     """The first of these keys that is there. Raises CheckpointError where none is, or its value is absurd."""
     for key in keys:
         value = config.get(key)
         if value is None:
             continue
-        if type(value) is not int or not least <= value <= MAX_NUMBER:
+        if type(value) is not int or not least <= value <= most:
             raise CheckpointError(
-                f"config.json: {key} is {value!r}; use a whole number from {least} to {MAX_NUMBER}"
+                f"config.json: {key} is {cut(repr(value))}; use a whole number from {least} to {most}"
             )
         return value
     raise CheckpointError(f"config.json: {keys[0]} is missing; the model's shape can't be known without it")

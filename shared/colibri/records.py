@@ -146,8 +146,8 @@ def read_index(folder: Path) -> RecordIndex:
         first = of_file.setdefault(layer.file, layer.layer)
         if first != layer.layer:
             raise CheckpointError(
-                f"{INDEX_FILE}: layers {first} and {layer.layer} are both in {layer.file}; each has a file of "
-                "its own"
+                f"{INDEX_FILE}: layers {first} and {layer.layer} are both in {layer.file}; each has its "
+                "own file"
             )
         experts_end = layer.stride_bytes * (layer.experts - 1) + layer.record_bytes
         _check_size(folder, layer.file, experts_end, f"layer {layer.layer}", layer.stride_bytes)

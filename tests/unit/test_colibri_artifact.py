@@ -447,6 +447,55 @@ def test_the_stamp_changes_with_any_file(copy: Callable[[str], Path]) -> None:
     assert artifact.read(folder).stamp != before
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"n_group": 0}, "n_group is 0; use a whole number from 1 to "),
+        ({"moe_layer_freq": 0}, "moe_layer_freq is 0; use a whole number from 1 to "),
+        ({"rope_parameters": []}, "rope_parameters is []; use an object with rope_theta"),
+        ({"num_nextn_predict_layers": 99}, "num_nextn_predict_layers is 99; use a whole number from 0 to 16"),
+        ({"num_nextn_predict_layers": 10**9}, "num_nextn_predict_layers is 1000000000; use a whole number"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0; use a whole number from 1 to "),
+        ({"max_position_embeddings": -5}, "max_position_embeddings is -5; use a whole number from 1 to "),
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax'; this architecture knows 'sigmoid'"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob is 1; use true or false"),
+        ({"rms_norm_eps": None}, "rms_norm_eps is missing; use a number above 0"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1; use a whole number from 1 to "),
+        ({"num_hidden_layers": 7.5}, "num_hidden_layers is 7.5; use a whole number from 1 to "),
+        ({"num_hidden_layers": "seven"}, "num_hidden_layers is 'seven'; use a whole number from 1 to "),
+        ({"hidden_size": 0}, "hidden_size is 0; use a whole number from 1 to "),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace is -1; use a whole number from 0 to "),
+    ],
+)
+def test_what_a_worker_would_refuse_is_refused_by_the_headers(
+    copy: Callable[[str], Path], change: dict[str, Any], said: str
+) -> None:
+    change_config(folder := copy("row"), **change)
+    assert refusal(folder).startswith(f"config.json: {said}")
+
+
+def test_experts_in_a_layer_that_has_none_are_refused(copy: Callable[[str], Path]) -> None:
+    change_config(folder := copy("row"), first_k_dense_replace=2)
+    assert refusal(folder).startswith("layer 1: has experts where config.json has none")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_hidden_layers": 7.5}, "num_hidden_layers is 7.5; use a whole number, 1 or more"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing; the model's shape"),
+        ({"hidden_size": 0}, "hidden_size is 0; use a whole number, 1 or more"),
+        ({"vocab_size": "many"}, "vocab_size is 'many'; use a whole number, 1 or more"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace is -1; use a whole number, 0 or more"),
+    ],
+)
+def test_numbers_of_other_architectures_are_told_by_key_and_value(
+    copy: Callable[[str], Path], change: dict[str, Any], said: str
+) -> None:
+    change_config(folder := copy("stacked"), model_type="deepseek_v3", **change)
+    assert refusal(folder).startswith(f"config.json: {said}")
+
+
 def test_a_real_models_headers_are_read_in_seconds(tmp_path: Path) -> None:
     """The container of GLM-5.2: 118,000 tensors in 76 files of 380 GB, all hole."""
     hidden, inner, experts = 6144, 2048, 256
@@ -454,6 +503,7 @@ def test_a_real_models_headers_are_read_in_seconds(tmp_path: Path) -> None:
         hidden_size=hidden,
         moe_intermediate_size=inner,
         num_hidden_layers=78,
+        indexer_types=["full"] * 78,
         n_routed_experts=experts,
         num_experts_per_tok=8,
         first_k_dense_replace=3,

@@ -153,6 +153,15 @@ def test_the_dense_part_must_be_what_was_written(folder: Path) -> None:
         ),
         (lambda said: said["dense"][0].update(name="dense-\0.safetensors"), "\\x00.safetensors' is no file"),
         (lambda said: said["dense"][0].update(name="experts/001.bin"), "'experts/001.bin' is no file of"),
+        (
+            lambda said: said["layers"][0].update(module="model.layers.0.mlp.switch_mlp"),
+            "layer 1: its module is 'model.layers.0.mlp.switch_mlp' where 'model.layers.1.mlp.switch_mlp' is",
+        ),
+        (
+            lambda said: said["layers"][1].update(module="model.layers.1.mlp.switch_mlp"),
+            "layer 2: its module is 'model.layers.1.mlp.switch_mlp' where 'mtp.mlp.switch_mlp' is due",
+        ),
+        (lambda said: said["layers"][1].update(layer=3), "layer 3: config.json says 2 layers and a draft"),
         (lambda said: said["dense"].pop(), "lists other dense-*.safetensors than are there"),
     ],
 )
