@@ -55,10 +55,11 @@ def backend() -> Backend:
     return "metal" if mx.metal.is_available() else "cuda"
 
 
-def set_memory_limits(limit_bytes: int) -> None:
-    """Tell MLX its share. Wiring memory exists on Metal only."""
+def set_memory_limits(limit_bytes: int, reserve_bytes: int = 0) -> None:
+    """Tell MLX its share. reserve_bytes: what it may keep of freed buffers, 0 for the usual. Wiring memory
+    exists on Metal only."""
     mx.set_memory_limit(limit_bytes)
-    mx.set_cache_limit(min(_CACHE_LIMIT_BYTES, limit_bytes // 8))
+    mx.set_cache_limit(reserve_bytes or min(_CACHE_LIMIT_BYTES, limit_bytes // 8))
     if backend() == "metal":
         recommended = mx.device_info().get("max_recommended_working_set_size", limit_bytes)
         mx.set_wired_limit(min(limit_bytes, int(recommended)))

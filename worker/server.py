@@ -215,7 +215,13 @@ class Server:
             share = msgspec.json.decode(await request.read(), type=control.CacheShare)
         except msgspec.MsgspecError as err:
             raise error("invalid_request", f"the body is no share of memory: {err}") from None
-        await durability.set_ram_bytes(self._engine, max(0, share.ram_bytes), self._launch.memory_limit_bytes)
+        launch = self._launch
+        await durability.set_ram_bytes(
+            self._engine,
+            max(0, share.ram_bytes),
+            launch.memory_limit_bytes,
+            launch.stream.reserve_bytes if launch.stream is not None else 0,
+        )
         cache = self._engine.cache
         return _json(control.PromptCacheStats() if cache is None else cache.stats())
 

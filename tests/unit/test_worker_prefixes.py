@@ -6,6 +6,8 @@ import asyncio
 import random
 from pathlib import Path
 
+import mlx.core as mx
+
 from mlxpool.shared.control import CacheLaunch
 from mlxpool.worker.cache import durability
 from tests.tools.engine_fixture import Start
@@ -203,3 +205,7 @@ async def test_a_smaller_share_of_memory_is_reached_before_it_is_answered(
     assert cache.writer.pending_bytes == 0
     # What had to go is on disk.
     assert (await running.ask(plan(ids(0, 600)))).usage.cached_tokens == 599
+    # What a plan lets MLX keep of freed buffers stays as it was, with a share that shrinks or grows.
+    for share in (300_000, 500_000):
+        await durability.set_ram_bytes(running.engine, share, 1 << 30, reserve_bytes=1 << 26)
+        assert mx.set_cache_limit(1 << 27) == 1 << 26

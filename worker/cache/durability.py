@@ -57,9 +57,11 @@ async def _written(writer: Writer, timeout_s: float, began_s: float) -> bool:
     return time.monotonic() - began_s < timeout_s
 
 
-async def set_ram_bytes(engine: Engine, ram_bytes: int, memory_limit_bytes: int) -> None:
+async def set_ram_bytes(
+    engine: Engine, ram_bytes: int, memory_limit_bytes: int, reserve_bytes: int = 0
+) -> None:
     """Another share of memory: over once no more is held, what had to be written first included, or after
-    SHRINK_S. memory_limit_bytes: of everything else."""
+    SHRINK_S. memory_limit_bytes: of everything else. reserve_bytes: as of `load.set_memory_limits`."""
     cache = engine.cache
     if cache is None:
         return
@@ -68,12 +70,12 @@ async def set_ram_bytes(engine: Engine, ram_bytes: int, memory_limit_bytes: int)
     def change() -> None:
         cache.set_max_bytes(ram_bytes)
         if not shrinks:
-            load.set_memory_limits(memory_limit_bytes + ram_bytes)
+            load.set_memory_limits(memory_limit_bytes + ram_bytes, reserve_bytes)
 
     def give_back() -> None:
         # What is written is let go of by the writer's thread; MLX keeps its memory until told.
         mx.clear_cache()
-        load.set_memory_limits(memory_limit_bytes + ram_bytes)
+        load.set_memory_limits(memory_limit_bytes + ram_bytes, reserve_bytes)
 
     await engine.call(change)
     if shrinks:

@@ -116,7 +116,7 @@ class Attention(deepseek_v32.DeepseekV32Attention):  # type: ignore[misc]  # mlx
         widths = 2 * self.kv_lora_rank + self.qk_nope_head_dim + self.v_head_dim
         head_bytes = rows * latent.shape[2] * widths * latent.dtype.size
         k_rope = k_rope.swapaxes(-1, -2)
-        parts = []
+        parts: list[mx.array] = []
         for first, last in spans(heads, head_bytes, blocks.EXPANDED_BYTES):
             is_all = last - first == heads
             to_keys, to_values = (
@@ -124,8 +124,8 @@ class Attention(deepseek_v32.DeepseekV32Attention):  # type: ignore[misc]  # mlx
             )
             latents = after(latent, parts)
             keys, values = to_keys(latents, transpose=False), to_values(latents)
-            queries = (each if is_all else each[:, first:last] for each in (q_nope, q_rope))
-            parts.append(self._attended(*queries, keys, values, k_rope, chosen, offset))
+            nope, turned = (each if is_all else each[:, first:last] for each in (q_nope, q_rope))
+            parts.append(self._attended(nope, turned, keys, values, k_rope, chosen, offset))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
 
     def _attended(
@@ -141,7 +141,7 @@ class Attention(deepseek_v32.DeepseekV32Attention):  # type: ignore[misc]  # mlx
         """[B, h, L, v] of these heads, some queries at a time. k_rope: [B, 1, rope, T]."""
         rows, heads, length, _ = q_nope.shape
         context = keys.shape[2]
-        parts = []
+        parts: list[mx.array] = []
         for start, end in spans(length, rows * heads * context * q_nope.dtype.size):
             allowed = causal(offset + start, offset + end, context, parts)
             if chosen is not None:

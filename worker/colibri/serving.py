@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import mlx.core as mx
 import msgspec
 
 from mlxpool.shared.checkpoint import CheckpointError
@@ -96,9 +95,7 @@ def put_stream(
 
 def set_memory_limits(limit_bytes: int, launch: StreamLaunch) -> None:
     """Tell MLX its share. What it may keep of freed buffers is the plan's reserve."""
-    load.set_memory_limits(limit_bytes)
-    if launch.reserve_bytes:
-        mx.set_cache_limit(launch.reserve_bytes)
+    load.set_memory_limits(limit_bytes, launch.reserve_bytes)
 
 
 class _Teller:
