@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mlxpool.shared.checkpoint import CheckpointError
+from mlxpool.shared.checkpoint import CheckpointError, called
 from mlxpool.shared.text import cut
 
 logger = logging.getLogger("mlxpool")
@@ -27,11 +27,11 @@ def contained(folder: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except OSError as problem:
-        raise CheckpointError(f"{folder.name}: can't be read: {problem.strerror or problem}") from None
+        raise CheckpointError(f"{called(folder)}: can't be read: {problem.strerror or problem}") from None
     except Exception as problem:
         logger.exception("%s can't be understood", folder)
         said = " ".join(str(problem).split())
         raise CheckpointError(
-            f"{folder.name}: its files can't be understood ({type(problem).__name__}: {cut(said)}); "
+            f"{called(folder)}: its files can't be understood ({type(problem).__name__}: {cut(said)}); "
             "the server's log says where that came up"
         ) from None

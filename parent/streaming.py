@@ -50,7 +50,9 @@ def check_loadable(folder: Path) -> None:
 def read(folder: Path, *, only: bool) -> Streamed:
     """What the headers say. Raises CheckpointError."""
     if not any((folder / name).is_file() for name in checkpoint.TOKENIZER_FILES):
-        raise CheckpointError(f"{folder.name}: no tokenizer: none of {', '.join(checkpoint.TOKENIZER_FILES)}")
+        raise CheckpointError(
+            f"{checkpoint.called(folder)}: no tokenizer: none of {', '.join(checkpoint.TOKENIZER_FILES)}"
+        )
     found = artifact.read(folder)
     return Streamed(_without_places(found), only, tuned.fingerprint(found))
 

@@ -124,7 +124,7 @@ def read(folder: Path) -> Checkpoint:
     for shard in sorted(set(index.values()) - set(files)):
         raise CheckpointError(f"{INDEX_FILE}: lists {shard!r}, which is not in the folder")
     if not files:
-        raise CheckpointError(f"{folder.name}: no {WEIGHTS_PATTERN} file in the folder")
+        raise CheckpointError(f"{called(folder)}: no {WEIGHTS_PATTERN} file in the folder")
     tensors: dict[str, Tensor] = {}
     home: dict[str, str] = {}
     for name in files:
@@ -137,7 +137,7 @@ def read(folder: Path) -> Checkpoint:
         if home.get(tensor) != shard:
             raise CheckpointError(f"{INDEX_FILE}: lists tensor {tensor!r} in {shard}, which does not hold it")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise CheckpointError(f"{folder.name}: no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
+        raise CheckpointError(f"{called(folder)}: no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
     return Checkpoint(
         folder=folder,
         model_type=config["model_type"],
@@ -147,6 +147,11 @@ def read(folder: Path) -> Checkpoint:
         weights_bytes=sum(tensor.size_bytes for tensor in tensors.values()),
         stamp=identity,
     )
+
+
+def called(folder: Path) -> str:
+    """A folder's name in messages; the root and "." have none of their own."""
+    return folder.name or str(folder.absolute())
 
 
 def stamp(folder: Path) -> str:
@@ -159,7 +164,7 @@ def stamp(folder: Path) -> str:
         with os.scandir(folder) as entries:
             files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
     except OSError as problem:
-        name = Path(problem.filename or folder).name
+        name = called(Path(problem.filename or folder))
         raise CheckpointError(f"{name}: can't be listed: {problem.strerror}") from None
     for name, status in files:
         digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
@@ -252,7 +257,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """config.json, which names its model_type. Raises CheckpointError."""
     raw = read_small(path)
     if raw is None:
-        raise CheckpointError(f"{path.parent.name}: no {path.name} in the folder")
+        raise CheckpointError(f"{called(path.parent)}: no {path.name} in the folder")
     try:
         config = _OBJECT.decode(raw)
     except UNREADABLE as problem:

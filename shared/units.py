@@ -120,6 +120,20 @@ def format_size(size_bytes: float) -> str:
     return f"{size:.1f} TB"
 
 
+def size_to_ask_for(size_bytes: int) -> str:
+    """The least size in format_size's digits that is no less, as settings take it: 572.1MB."""
+    scale, unit = next(
+        (scale, unit)
+        for unit, scale in (("MB", 10**6), ("GB", 10**9), ("TB", 10**12))
+        if size_bytes < 1000 * scale or unit == "TB"
+    )
+    tenths = -(-size_bytes * 10 // scale)
+    # The nearest float may be a byte less.
+    while parse_size(asked := f"{tenths // 10}.{tenths % 10}{unit}") < size_bytes:
+        tenths += 1
+    return asked
+
+
 def format_count(count: int, noun: str) -> str:
     """A count for people: 1 request, 2 requests, 0 crashes."""
     if count == 1:

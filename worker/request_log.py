@@ -87,6 +87,9 @@ def _told(use: ExpertSummary | None) -> str:
     if use is None:
         return ""
     needed = use.hits + use.misses
+    if not needed:
+        # Nothing was computed, or all experts are held: then nobody counts, for that would be a wait.
+        return ", no expert was waited for"
     return f", {use.hits} of {needed} experts held, {use.read_bytes} bytes read, {use.wait_s:.3f} s waited"
 
 

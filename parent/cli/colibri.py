@@ -78,6 +78,8 @@ def plan_command(
     chosen = {"experts": "stream", "mtp": mtp, "slots": slots}
     own = msgspec.structs.replace(own, **{key: value for key, value in chosen.items() if value is not None})
     try:
+        # Named by its own name where it was given as "." or as nothing.
+        folder = folder.absolute()
         streamed = streaming.read(folder, only=is_only_streamed(folder))
         made, _ = streaming.plan_of(
             streamed,
@@ -121,7 +123,7 @@ def _document(
 
 
 def _show(made: StreamPlan, speeds: list[tuple[float, Forecast]], is_measured: bool) -> None:
-    from mlxpool.shared.units import format_duration, format_size
+    from mlxpool.shared.units import format_size
 
     rows = [[item.label, f"{item.bytes:,}", format_size(item.bytes)] for item in made.items if item.bytes]
     rows.append(["planned", f"{made.planned_bytes:,}", format_size(made.planned_bytes)])
@@ -134,25 +136,36 @@ def _show(made: StreamPlan, speeds: list[tuple[float, Forecast]], is_measured: b
         ["slots", f"{made.slots} of {made.experts} experts in each of {made.layers} layers"],
         ["working slots", f"{made.working_slots}; a step asks for {made.unique_experts} experts at most"],
         ["draft layer", f"{made.drafts} drafts, {made.mtp_slots} slots" if made.drafts else "off"],
-        ["sparse attention", "yes" if made.has_indexer else "no: the folder holds no indexers"],
         ["prefill chunk", f"{made.chunk} tokens"],
         ["on disk", f"{format_size(made.artifact_bytes)}, {made.record_bytes:,} bytes an expert"],
-        ["forecast hit rate", f"{made.hit_rate:.0%}"],
     ]
-    for rate, speed in speeds:
-        disk = "the disk, as measured" if is_measured else "a disk"
-        facts.append(
-            [
-                f"at {format_size(rate)}/s",
-                f"{_speed_text(speed.tokens_per_s)} at most from {disk}; a new prompt of {made.chunk} tokens"
-                f" reads for {format_duration(speed.first_chunk_s)}",
-            ]
+    if made.sparse_attention:
+        facts.insert(
+            4, ["sparse attention", "yes" if made.has_indexer else "no: the folder holds no indexers"]
         )
+    if made.slots >= made.experts:
+        facts.append(
+            ["forecast", "every expert is in memory once it was asked for: then no disk is waited for"]
+        )
+    else:
+        facts += _forecasts(made, speeds, is_measured)
     print_table(["FACT", ""], facts)
     if made.verdict != "does_not_fit":
         click.echo()
         click.echo(made.explanation)
 
 
-def _speed_text(tokens_per_s: float) -> str:
-    return "all in memory" if tokens_per_s == float("inf") else f"{tokens_per_s:.2f} tok/s"
+def _forecasts(made: StreamPlan, speeds: list[tuple[float, Forecast]], is_measured: bool) -> list[list[str]]:
+    from mlxpool.shared.units import format_duration, format_size
+
+    facts = [["forecast hit rate", f"{made.hit_rate:.0%}"]]
+    for rate, speed in speeds:
+        disk = "the disk, as measured" if is_measured else "a disk"
+        facts.append(
+            [
+                f"at {format_size(rate)}/s",
+                f"{speed.tokens_per_s:.2f} tok/s at most from {disk}; a new prompt of {made.chunk} tokens"
+                f" reads for {format_duration(speed.first_chunk_s)}",
+            ]
+        )
+    return facts

@@ -180,7 +180,7 @@ def _of_shards(folder: Path, config: Mapping[str, Any], pattern: str) -> _Found:
     if not found:
         fused = next((name for name in dense if _FUSED.fullmatch(name)), None)
         raise CheckpointError(
-            f"{folder.name}: "
+            f"{checkpoint.called(folder)}: "
             + (f"experts are fused in {fused}: {packing.CONVERT}" if fused else "holds no routed experts")
         )
     is_colibri = pattern == CONTAINER_PATTERN
@@ -353,7 +353,7 @@ def _container_shape(config: Mapping[str, Any], projection: Projection) -> tuple
 
 def _check_layers(config: Mapping[str, Any], folder: Path, layouts: tuple[ExpertLayout, ...]) -> None:
     if not layouts:
-        raise CheckpointError(f"{folder.name}: holds no routed experts")
+        raise CheckpointError(f"{checkpoint.called(folder)}: holds no routed experts")
     seen: set[int] = set()
     for layout in layouts:
         if layout.layer in seen:
@@ -364,7 +364,9 @@ def _check_layers(config: Mapping[str, Any], folder: Path, layouts: tuple[Expert
         due = (layer for layer in range(first, _layers_of(config)) if layer % step == 0)
         lost = next((layer for layer in due if layer not in seen), None)
         if lost is not None:
-            raise CheckpointError(f"layer {lost}: its experts are in none of the files of {folder.name}")
+            raise CheckpointError(
+                f"layer {lost}: its experts are in none of the files of {checkpoint.called(folder)}"
+            )
         odd = next((layer for layer in seen if layer < first or layer % step), None)
         if odd is not None and config["model_type"] in DRAFTING:
             raise CheckpointError(

@@ -24,7 +24,7 @@ from mlxpool.shared.memory import (
     Verdict,
     largest,
 )
-from mlxpool.shared.units import format_size
+from mlxpool.shared.units import format_size, parse_size, size_to_ask_for
 
 # What the draft layer proposes ahead of each pass where it is used.
 DRAFTS = 3
@@ -57,12 +57,14 @@ class StreamPlan(msgspec.Struct, frozen=True):
     planned_bytes: the sum of the items. slots: per layer of experts. working_slots: shared by the layers of a
     kind. unique_experts: the most that one step asks of a layer. slot_bytes: of one slot in every layer;
     record_bytes: what one miss reads. artifact_bytes: of its files on disk. context: tokens, already lowered
-    where the verdict says so; the longest that may be generated is `generation_limit`. short_by_bytes: over
-    the limit with one slot per layer. fitting_context: the most tokens that would fit, 0 for none.
-    fitting_bytes: the least limit that would do, 0 where this one does. fits_without_mtp: whether it would
+    where the verdict says so; the longest that may be generated is `generation_limit`. short_by_bytes: from
+    the limit to `fitting_bytes`. fitting_context: the most tokens that would fit, 0 for none.
+    fitting_bytes: the least limit that would do, 0 where this one does; where
+    it doesn't the items are those of a plan in that limit. fits_without_mtp: whether it would
     with the draft layer left out. fitting_slots: as many of those that were asked for as would fit at the
     wanted context, 0 for none or where they do. roomy_context, roomy_bytes: where few slots fit, the context
     and the limit that would leave FEW_SLOTS, 0 for none. hit_rate: forecast, of decoding.
+    sparse_attention: whether its architecture has indexers; has_indexer: whether the folder has.
     """
 
     items: tuple[Item, ...]
@@ -93,6 +95,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
     artifact_bytes: int
     hit_rate: float
     has_indexer: bool
+    sparse_attention: bool
 
     @property
     def generation_limit(self) -> int:
@@ -111,19 +114,23 @@ class StreamPlan(msgspec.Struct, frozen=True):
     def explanation(self) -> str:
         """The verdict and its numbers, for a person."""
         parts = (
-            f"{format_size(self.planned_bytes)} at context {self.context}, {self.slots} of {self.experts}"
+            f"at context {self.context}, {self.slots} of {self.experts}"
             f" experts per layer in memory (resident {format_size(self.bytes_of('resident'))},"
             f" slots {format_size(self.slabs_bytes)}, KV {format_size(self.bytes_of(*_KV_ITEMS))},"
             f" prefill {format_size(self.bytes_of('reconstructed_kv', 'rows'))},"
             f" reserves {format_size(self._reserved_bytes)})"
         )
         if self.limit_bytes is None:
-            return f"fits: {parts}"
+            return f"fits: {format_size(self.planned_bytes)} {parts}"
         limit = format_size(self.limit_bytes)
         if self.verdict == "does_not_fit":
+            # As the advice says it, which is rounded up.
+            needed = parse_size(size_to_ask_for(self.fitting_bytes))
+            short_by = format_size(needed - self.limit_bytes)
             return (
-                f"does not fit in {limit} by {format_size(self.short_by_bytes)}: needs {parts}{self._way_out}"
+                f"does not fit in {limit} by {short_by}: needs {format_size(needed)} {parts}{self._way_out}"
             )
+        parts = f"{format_size(self.planned_bytes)} {parts}"
         few = f"; fewer than {self._few} slots read most experts of every token{self._more_room}"
         few = few if self.is_slow else ""
         if self.verdict == "fits_with_context":
@@ -145,7 +152,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
 
     @property
     def _way_out(self) -> str:
-        ways = [f"a budget of {self.fitting_bytes} bytes"]
+        ways = [f"a budget of {size_to_ask_for(self.fitting_bytes)}"]
         if self.fitting_context:
             ways.append(f"context = {self.fitting_context}")
         if self.fits_without_mtp:
@@ -158,7 +165,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
     def _more_room(self) -> str:
         ways = [f"context = {self.roomy_context}"] if self.roomy_context else []
         if self.roomy_bytes:
-            ways.append(f"a budget of {self.roomy_bytes} bytes")
+            ways.append(f"a budget of {size_to_ask_for(self.roomy_bytes)}")
         return f"; {' or '.join(ways)} leaves room for {self._few}" if ways else ""
 
     @property
@@ -205,15 +212,17 @@ def plan(
         return limit_bytes is None or bill.least(context, drafts) <= limit_bytes
 
     verdict: Verdict = "fits"
-    context, short_by, fitting = wanted, 0, 0
+    context, short_by, fitting, fitting_bytes = wanted, 0, 0, 0
+    shown = bill
     if limit_bytes is not None and not fits(wanted):
         fitting = largest(min(MIN_CONTEXT_TOKENS, wanted), wanted, fits)
         if fitting and limit_is_explicit:
             verdict, context = "fits_with_context", fitting
         else:
-            verdict, short_by = "does_not_fit", bill.least(wanted, wishes.drafts) - limit_bytes
-    fitting_bytes = _least_limit(held, wishes, wanted) if verdict == "does_not_fit" else 0
-    slots = bill.slots(context)
+            verdict, fitting_bytes = "does_not_fit", _least_limit(held, wishes, wanted)
+            short_by = fitting_bytes - limit_bytes
+            shown = _Bill(held, wishes, fitting_bytes)
+    slots = shown.slots(context)
     fitting_slots = roomy_context = roomy_bytes = 0
     if limit_bytes is not None and verdict == "does_not_fit" and wishes.slots is not None:
         fitting_slots = largest(
@@ -226,7 +235,7 @@ def plan(
             lambda n: bill.total(n, few, wishes.drafts) <= limit_bytes,
         )
         roomy_bytes = _least_limit(held, msgspec.structs.replace(wishes, slots=few), context)
-    items, reserve = bill.lines(context, slots, wishes.drafts)
+    items, reserve = shown.lines(context, slots, wishes.drafts)
     return StreamPlan(
         items=items,
         planned_bytes=sum(item.bytes for item in items),
@@ -256,6 +265,7 @@ def plan(
         artifact_bytes=artifact_bytes(artifact),
         hit_rate=forecast.hit_rate(slots, held.experts),
         has_indexer=artifact.has_indexer,
+        sparse_attention=artifact.has_indexer or artifact.config.get("index_topk") is not None,
     )
 
 

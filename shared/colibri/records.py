@@ -125,7 +125,7 @@ def read_index(folder: Path) -> RecordIndex:
     CheckpointError."""
     raw = checkpoint.read_small(folder / INDEX_FILE)
     if raw is None:
-        raise CheckpointError(f"{folder.name}: no {INDEX_FILE} in the folder")
+        raise CheckpointError(f"{checkpoint.called(folder)}: no {INDEX_FILE} in the folder")
     try:
         said = msgspec.json.decode(raw, type=_Said)
         if said.format != FORMAT or said.version != VERSION:

@@ -57,7 +57,7 @@ def read(folder: Path, pattern: str) -> Shards:
     try:
         files = tuple(sorted(path.name for path in folder.glob(pattern)))
     except OSError as problem:
-        raise CheckpointError(f"{folder.name}: can't be listed: {problem.strerror}") from None
+        raise CheckpointError(f"{checkpoint.called(folder)}: can't be listed: {problem.strerror}") from None
     index = checkpoint.read_index(folder / INDEX_FILE) if pattern == checkpoint.WEIGHTS_PATTERN else {}
     for shard in sorted(set(index.values()) - set(files)):
         lost = [name for name, home in index.items() if home == shard]
@@ -65,7 +65,7 @@ def read(folder: Path, pattern: str) -> Shards:
             f"{INDEX_FILE}: lists {shard!r}, which is not in the folder{_first_lost(lost, ': it holds ')}"
         )
     if not files:
-        raise CheckpointError(f"{folder.name}: no {pattern} file in the folder")
+        raise CheckpointError(f"{checkpoint.called(folder)}: no {pattern} file in the folder")
     entries: dict[str, Entry] = {}
     metadata = []
     for number, name in enumerate(files):

@@ -18,6 +18,7 @@ from mlxpool.shared.colibri import artifact, needs
 from mlxpool.shared.colibri.geometry import indexer_types
 from mlxpool.shared.colibri.layout import Artifact
 from mlxpool.shared.colibri.plan import StreamPlan, Wishes, plan
+from mlxpool.shared.units import format_size, parse_size, size_to_ask_for
 from tests import sparse_glm, tiny_glm
 
 from .test_cli import Command, mlxpool  # noqa: F401  # the fixture
@@ -115,10 +116,17 @@ def test_the_command_refuses_a_budget_that_holds_no_slot_and_says_what_would_do(
     said = mlxpool(*ask, "6GB", "--mtp", "on")
     assert said.code == 1
     assert said.err.startswith("mlxpool: does not fit in 6.0 GB by ")
-    assert said.err.endswith(' bytes or mtp = "off" would do\n')
-    budget = int(said.err.split("a budget of ")[1].split()[0])
-    assert mlxpool(*ask, str(budget), "--mtp", "on").code == 0
-    assert mlxpool(*ask, str(budget - 1), "--mtp", "on").code == 1
+    assert said.err.endswith(' or mtp = "off" would do\n')
+    budget = said.err.split("a budget of ")[1].split()[0]
+    assert f": needs {format_size(parse_size(budget))} at context 256, " in said.err
+    assert f" by {format_size(parse_size(budget) - 6 * 10**9)}: " in said.err
+    assert mlxpool(*ask, budget, "--mtp", "on").code == 0
+    told = json.loads(mlxpool(*ask, "6GB", "--mtp", "on", "--json").out)
+    assert told["planned_bytes"] == told["fitting_bytes"] == told["short_by_bytes"] + 6 * 10**9
+    assert told["planned_bytes"] == sum(item["bytes"] for item in told["items"])
+    assert 0 <= parse_size(budget) - told["fitting_bytes"] < 10**8
+    assert mlxpool(*ask, str(told["fitting_bytes"]), "--mtp", "on").code == 0
+    assert mlxpool(*ask, str(told["fitting_bytes"] - 1), "--mtp", "on").code == 1
     assert mlxpool(*ask, "6GB", "--mtp", "off").code == 0
 
 
@@ -133,6 +141,46 @@ def test_the_command_says_what_is_wrong_with_a_folder(
     said = mlxpool("colibri", "plan", str(folder), "--mtp", "on", "--home", str(tmp_path))
     assert said.code == 1
     assert said.err == 'mlxpool: mtp = "on": the folder holds no draft layer; use mtp = "off"\n'
+
+
+@pytest.mark.parametrize("given", ["/", "", "."])
+def test_a_folder_that_is_given_without_a_name_has_one_in_messages(
+    mlxpool: Command,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = mlxpool("colibri", "plan", given, "--home", str(tmp_path / "home"))
+    name = "/" if given == "/" else tmp_path.name
+    assert (said.code, said.err) == (1, f"mlxpool: {name}: no config.json in the folder\n")
+
+
+def test_a_model_that_is_held_whole_is_shown_without_a_disk(
+    mlxpool: Command,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    config = tiny_glm.config()
+    folder = tiny_glm.write_container(tmp_path / "glm", config, tiny_glm.weights(config))
+    ask = ["colibri", "plan", str(folder), "--home", str(tmp_path / "home"), "--context", "256"]
+    whole = mlxpool(*ask).out
+    assert "forecast " in whole
+    assert "no disk is waited for" in whole
+    assert "tok/s" not in whole
+    assert "forecast hit rate" in (few := mlxpool(*ask, "--slots", "4").out)
+    assert few.count("tok/s at most from a disk") == 3
+    assert few.count("sparse attention") == 1
+
+
+def test_attention_is_called_sparse_where_the_architecture_knows_it(
+    mlxpool: Command,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    from . import colibri_families
+
+    folder = colibri_families.write("qwen3_moe", tmp_path / "other")
+    shown = mlxpool("colibri", "plan", str(folder), "--home", str(tmp_path / "home"))
+    assert (shown.code, "sparse attention" in shown.out) == (0, False)
 
 
 def row(out: int, into: int, bits: int) -> int:
@@ -260,15 +308,16 @@ def test_a_chosen_budget_lowers_the_context_and_the_usual_one_refuses(artifacts:
         assert (made.slots, made.context) == (1, made.fitting_context if explicit else 32_768)
         assert planned(held, 20 * GIB, context=made.fitting_context).verdict == "fits"
         assert planned(held, 20 * GIB, context=made.fitting_context + 1).context == made.fitting_context
-    assert f"; a budget of {made.fitting_bytes} bytes or context = {made.fitting_context} would do" in (
-        made.explanation
+    assert (
+        f"; a budget of {size_to_ask_for(made.fitting_bytes)} or context = {made.fitting_context} would do"
+        in (made.explanation)
     )
 
 
 def test_few_slots_are_planned_and_warned_of(artifacts: dict[str, Artifact]) -> None:
     few = planned(artifacts["container"], 25 * GIB, context=4096)
     assert (few.slots, few.is_slow) == (6, True)
-    said = "; fewer than 8 slots read most experts of every token; a budget of 28901750272 bytes leaves"
+    said = "; fewer than 8 slots read most experts of every token; a budget of 29.0GB leaves"
     assert few.explanation.endswith(f"{said} room for 8")
     assert planned(artifacts["container"], few.roomy_bytes, context=4096).slots == 8
     assert planned(artifacts["container"], few.roomy_bytes - 1, context=4096).slots == 7
@@ -280,8 +329,9 @@ def test_a_long_context_that_leaves_few_slots_is_told_which_would_leave_more(
 ) -> None:
     long = planned(artifacts["stacked"], 28 * GIB, "metal")
     assert (long.verdict, long.context, long.slots) == ("fits", 32_768, 6)
-    assert f"; context = {long.roomy_context} or a budget of {long.roomy_bytes} bytes leaves room for 8" in (
-        long.explanation
+    budget = size_to_ask_for(long.roomy_bytes)
+    assert long.explanation.endswith(
+        f"; context = {long.roomy_context} or a budget of {budget} leaves room for 8"
     )
     assert planned(artifacts["stacked"], 28 * GIB, "metal", context=long.roomy_context).slots == 8
     assert planned(artifacts["stacked"], 28 * GIB, "metal", context=long.roomy_context + 256).slots == 7

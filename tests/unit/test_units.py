@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxpool.shared.units import parse_size, size_text
+from mlxpool.shared.units import parse_size, size_text, size_to_ask_for
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,26 @@ def test_a_size_is_written_in_its_largest_whole_unit(size_bytes: int, text: str)
 @given(st.integers(0, 2**53))
 def test_what_is_written_is_read_as_it_was(size_bytes: int) -> None:
     assert parse_size(size_text(size_bytes)) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "asked"),
+    [
+        (1, "0.1MB"),
+        (572_056_137, "572.1MB"),
+        (572_100_000, "572.1MB"),
+        (572_100_001, "572.2MB"),
+        (999_999_999, "1000.0MB"),
+        (10**9, "1.0GB"),
+        (28_901_750_272, "29.0GB"),
+        (5 * 10**15, "5000.0TB"),
+    ],
+)
+def test_a_size_to_ask_for_is_never_less(size_bytes: int, asked: str) -> None:
+    assert size_to_ask_for(size_bytes) == asked
+
+
+@given(st.integers(0, 2**50))
+def test_a_size_to_ask_for_suffices_and_is_the_least(size_bytes: int) -> None:
+    asked = parse_size(size_to_ask_for(size_bytes))
+    assert size_bytes <= asked <= size_bytes + max(10**5, size_bytes // 10 + 1)
