@@ -87,7 +87,7 @@ class Bench(msgspec.Struct, frozen=True):
 class Trial(msgspec.Struct, frozen=True):
     """A change that was tried, and what became of it. unsteady: faster in one order alone. best_rate, rate:
     tokens a second of the best so far and with the change, 0 where it did not come so far. reason: why it
-    failed."""
+    failed, or may have had other tokens."""
 
     name: Name
     value: int | bool | str

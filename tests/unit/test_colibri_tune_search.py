@@ -114,3 +114,13 @@ def test_a_candidate_that_fails_is_told_of_and_the_search_goes_on_from_the_best(
     assert search.trials[0].verdict == "failed"
     assert search.trials[0].reason == "the disk refuses"
     assert next(candidates) == Candidate("overlap", msgspec.structs.replace(START, overlap=False))
+
+
+def test_drafts_that_lose_by_their_tokens_are_told_with_why() -> None:
+    search = Search(START, {"mtp": [False, True], "overlap": (True, False)})
+    for candidate in search.candidates():
+        search.told(candidate, [pair(1.0, 9.0, (*TOKENS[:-1], 99))])
+    told = {trial.name: (trial.verdict, trial.reason) for trial in search.trials}
+    assert told["overlap"] == ("other tokens", "")
+    assert told["mtp"][0] == "other tokens"
+    assert told["mtp"][1].startswith("(in 16 bits several rows at once are rounded otherwise")

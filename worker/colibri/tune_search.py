@@ -17,6 +17,8 @@ import msgspec
 from mlxpool.shared.colibri.launch import IoMode
 from mlxpool.shared.colibri.measured import Name, Trial, Verdict
 
+# Why drafts may lose by the tokens alone, which no other setting does for a reason.
+_ROUNDING = "(in 16 bits several rows at once are rounded otherwise, and a near tie may fall the other way)"
 # What a change must bring.
 LEAST_GAIN = 0.03
 # A candidate that is this much slower in the first order gets no second one.
@@ -117,7 +119,9 @@ class Search:
         verdict = judge(pairs)
         if verdict is not None:
             best, rate = (mean_rate([pair[side] for pair in pairs]) for side in (0, 1))
-            self.trials.append(Trial(candidate.name, candidate.value, verdict, best, rate))
+            rounded = candidate.name == "mtp" and verdict == "other tokens"
+            reason = _ROUNDING if rounded else ""
+            self.trials.append(Trial(candidate.name, candidate.value, verdict, best, rate, reason))
             if verdict == "kept":
                 self.best, self.best_rate = candidate.setup, rate
             else:
