@@ -127,13 +127,12 @@ def read(config: Mapping[str, Any]) -> Geometry:
         )
     if config.get(_DRAFT_LAYERS) is not None:
         number(config, _DRAFT_LAYERS, least=0, most=_MAX_DRAFT_LAYERS)
-    return Geometry(
+    values: dict[str, Any] = {
         **numbers,
         **{name: _switch(config, name, default) for name, default in _SWITCHES.items()},
         **{name: _positive(config, name) for name in _FACTORS},
-        rope_theta=_rope_theta(config),
-        indexer_types=indexer_types(config, layers),
-    )
+    }
+    return Geometry(**values, rope_theta=_rope_theta(config), indexer_types=indexer_types(config, layers))
 
 
 def _switch(config: Mapping[str, Any], key: str, default: bool) -> bool:

@@ -8,7 +8,6 @@ their rotated part on every layer, and on full layers the indexer's keys.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,31 +18,10 @@ from mlx import nn
 from mlx_lm.models import deepseek_v32, glm_moe_dsa
 from mlx_lm.models.cache import CacheList, KVCache
 
-from mlxpool.shared.checkpoint import CheckpointError
 from mlxpool.shared.colibri import geometry
 from mlxpool.worker.colibri.attention import Attention
 
 Caches = list[CacheList]
-
-# Where a config says otherwise it is of another architecture.
-_KNOWN = {
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "rope_interleave": True,
-}
-# With what holds where a config leaves them out.
-_COUNTS = {
-    "n_group": 1,
-    "topk_group": 1,
-    "moe_layer_freq": 1,
-    "n_shared_experts": 1,
-    "max_position_embeddings": 202752,
-}
-# By its newer and its older name; and of how much of a head is turned.
-_PLAIN_ROPE = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
-_SWITCHES = {"norm_topk_prob": True, "attention_bias": False, "indexer_rope_interleave": True}
 
 
 @dataclass
@@ -56,69 +34,19 @@ class ModelArgs(glm_moe_dsa.ModelArgs):  # type: ignore[misc]  # mlx-lm has no t
 def arguments(config: Mapping[str, Any], has_indexer: bool) -> ModelArgs:
     """The numbers of a config.json. Raises CheckpointError that names the key."""
     numbers = geometry.read(config)
-    for key, known in _KNOWN.items():
-        if config.get(key, known) != known:
-            raise CheckpointError(f"config.json: {key} is {config[key]!r}; this architecture knows {known!r}")
-    counts = {
-        key: geometry.number({key: default, **config}, key, least=0 if key == "n_shared_experts" else 1)
-        for key, default in _COUNTS.items()
-    }
-    for of, most in (("topk_group", "n_group"), ("n_group", "n_routed_experts")):
-        many, due = counts[of], counts.get(most, numbers.n_routed_experts)
-        if many > due:
-            raise CheckpointError(f"config.json: {of} is {many}, more than {most}, {due}")
-    if numbers.n_routed_experts % counts["n_group"]:
-        raise CheckpointError(
-            f"config.json: n_group is {counts['n_group']}, which does not divide n_routed_experts, "
-            f"{numbers.n_routed_experts}"
-        )
-    switches = {key: config.get(key, default) for key, default in _SWITCHES.items()}
-    for key, value in switches.items():
-        if not isinstance(value, bool):
-            raise CheckpointError(f"config.json: {key} is {value!r}; use true or false")
     args: ModelArgs = ModelArgs.from_dict(
         {
             **msgspec.structs.asdict(numbers),
-            **counts,
-            **switches,
-            **{key: value for key, value in _KNOWN.items() if key != "rope_interleave"},
+            **{key: value for key, value in geometry.KNOWN.items() if key != "rope_interleave"},
             "model_type": config["model_type"],
             "num_key_value_heads": numbers.num_attention_heads,
-            "routed_scaling_factor": _positive(config, "routed_scaling_factor"),
-            "rms_norm_eps": _positive(config, "rms_norm_eps"),
-            "rope_parameters": _rope(config),
+            "rope_parameters": {"rope_theta": numbers.rope_theta, "rope_type": "default"},
         }
     )
     # Without routed experts' shared companions mlx-lm's class wants nothing rather than none.
-    args.n_shared_experts = counts["n_shared_experts"] or None
+    args.n_shared_experts = numbers.n_shared_experts or None
     args.full_layers = tuple(kind == "full" and has_indexer for kind in numbers.indexer_types)
     return args
-
-
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain rotary embedding, as older configs say it too: by `rope_theta`, and `rope_scaling` for others."""
-    said = config
-    for key in ("rope_scaling", "rope_parameters"):
-        value = config.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, Mapping):
-            raise CheckpointError(f"config.json: {key} is {value!r}; use an object with rope_theta")
-        for name, plain in _PLAIN_ROPE.items():
-            if value.get(name, plain) != plain:
-                raise CheckpointError(
-                    f"config.json: {name} of {key} is {value[name]!r}; this architecture knows {plain!r}"
-                )
-        said = value if key == "rope_parameters" else said
-    return {"rope_theta": _positive(said, "rope_theta"), "rope_type": "default"}
-
-
-def _positive(config: Mapping[str, Any], key: str) -> float:
-    value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        said = "is missing" if value is None else f"is {value!r}"
-        raise CheckpointError(f"config.json: {key} {said}; use a number above 0")
-    return float(value)
 
 
 class Gate(deepseek_v32.MoEGate):  # type: ignore[misc]  # mlx-lm has no types here
