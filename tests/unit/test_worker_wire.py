@@ -7,12 +7,14 @@ import json
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxpool.shared.colibri.stats import TurnStats
 from mlxpool.shared.errors import ApiError, error
 from mlxpool.worker import server
 from mlxpool.worker.mailbox import Mailbox
@@ -279,3 +281,24 @@ async def test_a_long_answer_is_encoded_off_the_loop(pieces: int) -> None:
     assert isinstance(response.body, bytes)
     assert json.loads(response.body)["choices"][0]["message"]["content"] == "x" * pieces
     assert (threads == [threading.get_ident()]) is (pieces < server.LOOP_EVENTS)
+
+
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        (None, " s\n"),
+        (
+            TurnStats(hits=3, misses=1, read_bytes=64, wait_s=0.5),
+            ", 3 of 4 experts held, 64 bytes read, 0.500 s",
+        ),
+        (TurnStats(), " s, no expert was waited for\n"),
+    ],
+)
+def test_the_logs_line_tells_what_was_needed_of_experts(
+    capsys: pytest.CaptureFixture[str], turn: TurnStats | None, said: str
+) -> None:
+    log = RequestLog("req-1", "m", None)
+    row: Any = SimpleNamespace(turn=turn)
+    log.rows = [row]
+    log.end()
+    assert said in capsys.readouterr().err
