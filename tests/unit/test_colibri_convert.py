@@ -355,6 +355,9 @@ def test_places_that_would_harm_are_refused(tmp_path: Path, small: Path) -> None
     (tmp_path / "there").mkdir()
     with pytest.raises(ConvertError, match="is there already, and nothing is written over"):
         run(small, tmp_path / "there")
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    with pytest.raises(ConvertError, match="dangling is there already, and nothing is written over"):
+        run(small, tmp_path / "dangling")
     (tmp_path / "there" / "config.json").write_text("{}")
     with pytest.raises(ConvertError, match="is a model already"):
         run(small, tmp_path / "there")

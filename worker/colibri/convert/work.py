@@ -113,7 +113,7 @@ def _places(order: Order) -> tuple[Path, Path]:
     if not source.is_dir():
         raise ConvertError(f"{order.source} is no folder")
     if os.path.lexists(target):
-        if os.path.samefile(source, target):
+        if target.exists() and os.path.samefile(source, target):
             raise ConvertError(f"{order.target} is the source itself; choose another place")
         what = "is a model already" if (target / checkpoint.CONFIG_FILE).exists() else "is there already"
         raise ConvertError(f"{order.target} {what}, and nothing is written over; choose another place")
