@@ -328,6 +328,26 @@ def test_a_pass_that_nobody_waits_for_is_given_up_between_groups(
     assert _same(_short(model), short)
 
 
+def test_a_wide_pass_that_is_given_up_behind_its_attention_reads_nothing(
+    stacked: Told, short: Answer, streamed: Callable[..., Streamed]
+) -> None:
+    model, stream, source = streamed(stacked.folder, 4, 4)
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        # Once when the first layer's experts are asked, once when it is known for which.
+        return asked == 2
+
+    stream.stop = stop
+    with pytest.raises(Interrupted):
+        _short(model)
+    assert not source.filled
+    stream.stop = lambda: False
+    assert _same(_short(model), short)
+
+
 def test_slots_can_be_given_back_and_taken_again(
     stacked: Told, short: Answer, streamed: Callable[..., Streamed]
 ) -> None:

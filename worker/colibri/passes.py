@@ -105,6 +105,9 @@ class Layer:
         if table.complete:
             return self._resident(x, indices)
         ids = self._routed(x, indices)
+        if ids.size >= SORTED_FROM:
+            # What the router was asked with is all of a wide chunk's attention.
+            self._pulse.beat()
         self._ledger.add(self.layout.layer, ids)
         needed = _counted(ids)
         self.slots.take_in(needed)
