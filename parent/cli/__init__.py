@@ -11,6 +11,7 @@ Exit codes: 0 done; 1 the command could not do it; 2 bad usage or bad settings, 
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -64,6 +65,9 @@ LATER_COMMANDS = frozenset({"bench"})
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+
+# What a write to a full or failing disk ends with.
+_WRITE_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class Commands(click.Group):
@@ -135,7 +139,7 @@ def _guarded() -> int:
         code = _run()
         sys.stdout.flush()
     except OSError as problem:
-        if problem.filename is not None or not _is_stdout_broken():
+        if problem.filename is not None or not _is_stdout_broken(problem.errno):
             raise
         # The reader of our output left, as `mlxpool ps | head` does: no news to whoever made it leave.
         if isinstance(problem, BrokenPipeError):
@@ -175,12 +179,17 @@ def _say(message: str, code: int, prefix: str = "mlxpool: ") -> int:
     return code
 
 
-def _is_stdout_broken() -> bool:
+def _is_stdout_broken(fault: int | None) -> bool:
     """Whether what was not written still can't be; then the interpreter's last flush must not try again."""
     try:
         sys.stdout.flush()
         # Unbuffered, nothing is left to try with: a failed write without a file's name was this one's.
         if not getattr(sys.stdout, "write_through", False):
+            if fault not in _WRITE_FAULTS:
+                return False
+            # What is longer than the buffer went with the fault: only another try tells whose it was.
+            sys.stdout.write("\n")
+            sys.stdout.flush()
             return False
     except OSError:
         pass

@@ -22,7 +22,7 @@ from tests.tools.served import Served
 STARTER = "smollm2-135m"
 
 # What a small model on a busy machine needs for some dozen tokens, many times over.
-ANSWER_TIMEOUT_S = 180.0
+ANSWER_TIMEOUT_S = 360.0
 
 
 @pytest.fixture(scope="module")
