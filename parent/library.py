@@ -208,9 +208,14 @@ class Library:
         import asyncio
 
         for model in self.models():
+            key = _key(model)
+            known = self._folders.get(key)
+            if known is not None and known.streamed is None and not key[1]:
+                # Whoever describes it looks at its files anyway.
+                continue
             try:
                 with contained(model.path):
-                    stamp, key = stamp_of(model.path), _key(model)
+                    stamp = stamp_of(model.path)
                     if self._knows(key, stamp) or not (key[1] or is_only_streamed(model.path)):
                         continue
             except checkpoint.CheckpointError:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from mlxpool.shared.files import sync
+
 MANIFEST_FILE = "mlxpool-manifest.json"
 COPY_BYTES = 1 << 20
 
@@ -82,28 +84,22 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def publish(stage: Path, target: Path, manifest: Manifest) -> None:
-    """Add the manifest, make the stage's files durable, and rename the stage to `target`. Raises OSError."""
-    for path in stage.rglob("*"):
-        _sync(path)
-    with (stage / MANIFEST_FILE).open("wb") as written:
-        written.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-        written.flush()
-        os.fsync(written.fileno())
-    _sync(stage)
+    """Add the manifest, and give the stage its name. Raises OSError."""
+    (stage / MANIFEST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     target.parent.mkdir(exist_ok=True)
+    give_name(stage, target)
+
+
+def give_name(stage: Path, target: Path) -> None:
+    """Make the stage's files durable, and rename the stage to `target`. Raises OSError."""
+    for path in stage.rglob("*"):
+        sync(path)
+    sync(stage)
     os.rename(stage, target)
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def sha256_of(path: Path) -> str:
     """In hexadecimal. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

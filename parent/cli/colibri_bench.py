@@ -36,11 +36,7 @@ def bench_command(
 
     No server may hold models meanwhile. The settings in effect and what `tune` has kept apply.
     """
-    import msgspec
-
-    from mlxpool.parent.cli import colibri_model, follow
-    from mlxpool.parent.jobs.kinds.computing import task_argv
-    from mlxpool.shared.backend import worker_environment
+    from mlxpool.parent.cli import colibri_model
     from mlxpool.shared.colibri.measured import MOST_WARM_TOKENS, Bench
     from mlxpool.shared.colibri.tasks import ColibriBenchTask
 
@@ -55,18 +51,11 @@ def bench_command(
     task = ColibriBenchTask(
         folder=str(found.folder),
         launch=planned.launch,
-        limit_bytes=planned.limit_bytes,
+        limit_bytes=planned.plan.arrays_bytes,
         tokens=tokens,
         prompt_tokens=prompt_tokens,
     )
-    with follow.progress(quiet=as_json) as report:
-        told = follow.own_process(
-            task_argv("mlxpool.worker.jobs", "colibri_bench", task=task),
-            report,
-            "measurement",
-            worker_environment(found.backend),
-        )
-    done = msgspec.convert(told, Bench)
+    done = colibri_model.run(found, "colibri_bench", task, "measurement", Bench, quiet=as_json)
     if as_json:
         print_json(done)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import click
 import msgspec
@@ -22,16 +22,14 @@ if TYPE_CHECKING:
     from mlxpool.shared.colibri.tuned import Tuned
 
 
+_Result = TypeVar("_Result")
+
+
 class Planned(NamedTuple):
     """A plan and what a worker would be told."""
 
     plan: StreamPlan
     launch: StreamLaunch
-
-    @property
-    def limit_bytes(self) -> int:
-        """What MLX may allocate: what the plan leaves to the process is not for it."""
-        return self.plan.planned_bytes - self.plan.bytes_of("runtime_reserve", "safety_reserve")
 
 
 class Model(NamedTuple):
@@ -66,6 +64,21 @@ class Model(NamedTuple):
         if plan.verdict == "does_not_fit":
             raise Failure(plan.explanation)
         return Planned(plan, launch)
+
+
+def run(
+    found: Model, name: str, task: msgspec.Struct, what: str, kind: type[_Result], *, quiet: bool
+) -> _Result:
+    """What the task of that name gives, in a process of this command. what: the work, in messages. quiet:
+    without progress. Raises Failure."""
+    from mlxpool.parent.cli import follow
+    from mlxpool.parent.jobs.kinds.computing import task_argv
+    from mlxpool.shared.backend import worker_environment
+
+    argv = task_argv("mlxpool.worker.jobs", name, task=task)
+    with follow.progress(quiet=quiet) as report:
+        told = follow.own_process(argv, report, what, worker_environment(found.backend))
+    return msgspec.convert(told, kind)
 
 
 def find_folder(name: str, settings: Settings) -> tuple[Path, ModelSettings]:

@@ -48,11 +48,7 @@ def tune_command(
     One setting is changed at a time; answers have to stay the same. What is set by hand is left alone. No
     server may hold models meanwhile; afterwards every server of this home uses what was kept.
     """
-    import msgspec
-
-    from mlxpool.parent.cli import colibri_model, follow
-    from mlxpool.parent.jobs.kinds.computing import task_argv
-    from mlxpool.shared.backend import worker_environment
+    from mlxpool.parent.cli import colibri_model
     from mlxpool.shared.colibri import tuned
     from mlxpool.shared.colibri.measured import TuneResult
     from mlxpool.shared.colibri.tasks import ColibriTuneTask
@@ -64,17 +60,10 @@ def tune_command(
         folder=str(found.folder),
         variants=others,
         names=tuple(open_names(found.own)),
-        limit_bytes=start.limit_bytes,
+        limit_bytes=start.plan.arrays_bytes,
         seconds=seconds,
     )
-    with follow.progress(quiet=as_json) as report:
-        told = follow.own_process(
-            task_argv("mlxpool.worker.jobs", "colibri_tune", task=task),
-            report,
-            "tuning",
-            worker_environment(found.backend),
-        )
-    done = msgspec.convert(told, TuneResult)
+    done = colibri_model.run(found, "colibri_tune", task, "tuning", TuneResult, quiet=as_json)
     kept_in = found.settings.home
     try:
         tuned.keep(kept_in, found.streamed.fingerprint, found.backend, done.found)

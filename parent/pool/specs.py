@@ -67,17 +67,15 @@ def make_launch(
     """What the worker is told. adapters: the home's. Only for a model that has a plan."""
     own, plan = model.settings, described.plan
     assert plan is not None
-    # What the plan of a streamed model leaves to its process is not for MLX to fill with freed buffers, as it
-    # would: every sweep through the experts frees some.
-    process_bytes = plan.overhead_bytes if described.stream is not None else 0
+    stream = described.stream
     return Launch(
         model=model.name,
         path=str(model.path),
         socket=socket,
         context=plan.context,
-        batch=own.rows(streamed=described.stream is not None),
+        batch=own.rows(streamed=stream is not None),
         kv_pool_bytes=plan.kv_pool_bytes,
-        memory_limit_bytes=plan.planned_bytes - plan.grammar_bytes - process_bytes,
+        memory_limit_bytes=plan.planned_bytes - plan.grammar_bytes if stream is None else stream.arrays_bytes,
         prefill_chunk=own.prefill_chunk,
         max_tokens=own.max_tokens,
         temperature=own.temperature,

@@ -18,6 +18,8 @@ FLOATS = ("F32", "F16", "BF16")
 MLX_PARTS: tuple[PartName, ...] = ("weight", "scales", "biases", "bias")
 # The kernels' own limits: groups that they know, whole in a row.
 GROUP_SIZES = (128, 64, 32)
+# What is added to a container's signed numbers of so many bits, so that none is below zero.
+OFFSETS = {4: 8, 8: 128}
 CONVERT = "`mlxpool colibri convert` makes records of it that can"
 
 # colibri's names for what it packs in other ways.
@@ -230,6 +232,11 @@ def _inferred(name: str, shape: tuple[int, int], weight: Tensor, scales: Tensor)
         f"{name} has {held} bytes and {said} of scales: no format that is known makes that of "
         f"{outputs} × {inputs}"
     )
+
+
+def widest_group(inputs: int) -> int:
+    """Of a row that has one scale, by which the kernels take it: the wider, the fewer constants to read."""
+    return next(group for group in GROUP_SIZES if inputs % group == 0)
 
 
 def widened(part: Part) -> Part:

@@ -106,6 +106,12 @@ class StreamPlan(msgspec.Struct, frozen=True):
     def slabs_bytes(self) -> int:
         return sum(item.bytes for item in self.items if item.name in _SLAB_ITEMS)
 
+    @property
+    def arrays_bytes(self) -> int:
+        """What MLX may allocate: all but what is left to the process. MLX would fill that with freed buffers,
+        of which every sweep through the experts leaves some."""
+        return self.planned_bytes - self.bytes_of("runtime_reserve", "safety_reserve")
+
     def bytes_of(self, *names: str) -> int:
         """The sum of these items."""
         return sum(item.bytes for item in self.items if item.name in names)

@@ -20,7 +20,7 @@ from mlxpool.shared.checkpoint import UNREADABLE, CheckpointError
 from mlxpool.shared.colibri.folder import HOME_FOLDER
 from mlxpool.shared.colibri.launch import IoMode
 from mlxpool.shared.colibri.layout import Artifact
-from mlxpool.shared.files import open_regular
+from mlxpool.shared.files import open_regular, write_whole
 
 FILE_NAME = "tuned.json"
 VERSION = 1
@@ -93,16 +93,7 @@ def keep(home: Path, fingerprint: str, backend: Backend, found: Tuned) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     entries = {**read(home).entries, _key(fingerprint, backend): found}
     raw = msgspec.json.format(msgspec.json.encode(_File(VERSION, entries)), indent=1)
-    temporary = target.with_name(f".{FILE_NAME}-{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(target, lambda file: file.write(raw))
 
 
 def fingerprint(artifact: Artifact) -> str:

@@ -308,23 +308,28 @@ def test_a_read_that_fails_ends_that_request_and_no_other(
     assert _same(_short(model), short)
 
 
-def test_a_pass_that_nobody_waits_for_is_given_up_between_groups(
-    stacked: Told, short: Answer, streamed: Callable[..., Streamed]
-) -> None:
-    model, stream, source = streamed(stacked.folder, 4, 4)
+def _given_up_at(model: Any, stream: ExpertStream, moment: int) -> None:
+    """Somebody leaves; it is asked for so many times until it is told."""
     asked = 0
 
     def stop() -> bool:
         nonlocal asked
         asked += 1
-        return asked == 12
+        return asked == moment
 
     stream.stop = stop
     with pytest.raises(Interrupted):
         _short(model)
-    assert stream.progress == 12
-    assert {layer for layer, _ in source.filled} < set(range(1, 7))
+    assert stream.progress == moment
     stream.stop = lambda: False
+
+
+def test_a_pass_that_nobody_waits_for_is_given_up_between_groups(
+    stacked: Told, short: Answer, streamed: Callable[..., Streamed]
+) -> None:
+    model, stream, source = streamed(stacked.folder, 4, 4)
+    _given_up_at(model, stream, 12)
+    assert {layer for layer, _ in source.filled} < set(range(1, 7))
     assert _same(_short(model), short)
 
 
@@ -332,19 +337,9 @@ def test_a_wide_pass_that_is_given_up_behind_its_attention_reads_nothing(
     stacked: Told, short: Answer, streamed: Callable[..., Streamed]
 ) -> None:
     model, stream, source = streamed(stacked.folder, 4, 4)
-    asked = 0
-
-    def stop() -> bool:
-        nonlocal asked
-        asked += 1
-        # Once when the first layer's experts are asked, once when it is known for which.
-        return asked == 2
-
-    stream.stop = stop
-    with pytest.raises(Interrupted):
-        _short(model)
+    # Once when the first layer's experts are asked, once when it is known for which.
+    _given_up_at(model, stream, 2)
     assert not source.filled
-    stream.stop = lambda: False
     assert _same(_short(model), short)
 
 

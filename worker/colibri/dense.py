@@ -23,10 +23,8 @@ import mlx.core as mx
 from mlx import nn
 
 from mlxpool.shared.checkpoint import Tensor
-from mlxpool.shared.colibri.packing import GROUP_SIZES, container_form
+from mlxpool.shared.colibri.packing import OFFSETS, container_form, widest_group
 from mlxpool.worker.cache.layers_memory import dtype_name
-
-_OFFSETS = {4: 8, 8: 128}
 
 
 class Packing(NamedTuple):
@@ -41,9 +39,7 @@ def packing(name: str, shape: tuple[int, int], weight: mx.array, scales: mx.arra
     """What a matrix's bytes and scales say of it. Raises CheckpointError that names it."""
     raw, beside = (Tensor(dtype_name(each.dtype), each.shape, each.nbytes) for each in (weight, scales))
     form = container_form(name, shape, raw, beside)
-    # The largest that fits, for fewer constants to read.
-    group = form.group_size or next(group for group in GROUP_SIZES if shape[1] % group == 0)
-    return Packing(form.bits, group, form.scheme == "row")
+    return Packing(form.bits, form.group_size or widest_group(shape[1]), form.scheme == "row")
 
 
 class Constants:
@@ -79,7 +75,7 @@ class Packed(nn.Module):  # type: ignore[misc]  # mlx has no types here
         if how.per_row:
             self.row_scales = mx.zeros((*heads, *((1,) if heads else ()), outputs))
             self._scales = constants.view(1.0, groups)
-            self._biases = constants.view(-float(_OFFSETS[how.bits]), groups)
+            self._biases = constants.view(-float(OFFSETS[how.bits]), groups)
         else:
             self.scales = mx.zeros(groups, mx.bfloat16)
             self.biases = mx.zeros(groups, mx.bfloat16)
@@ -111,7 +107,7 @@ class PackedEmbedding(Packed):
         chosen = tokens.flatten()
         if how.per_row:
             groups = (tokens.size, self._scales.shape[-1])
-            scales, biases = mx.ones(groups), mx.full(groups, -float(_OFFSETS[how.bits]))
+            scales, biases = mx.ones(groups), mx.full(groups, -float(OFFSETS[how.bits]))
         else:
             scales, biases = (each[chosen].astype(mx.float32) for each in (self.scales, self.biases))
         rows = mx.dequantize(self.weight[chosen], scales, biases, how.group_size, how.bits)
@@ -143,7 +139,7 @@ def parts(raw: mx.array, scales: mx.array, how: Packing, outputs: int, inputs: i
     return {
         "weight": weight,
         "scales": grouped.astype(mx.bfloat16),
-        "biases": (grouped * -_OFFSETS[how.bits]).astype(mx.bfloat16),
+        "biases": (grouped * -OFFSETS[how.bits]).astype(mx.bfloat16),
     }
 
 

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.colibri.layout import ExpertLayout, Projection
+from mlxpool.shared.colibri.packing import OFFSETS, widest_group
 from mlxpool.worker.colibri import dense
 from mlxpool.worker.colibri.slab import Slab
 
@@ -21,10 +22,6 @@ Activation = Callable[[mx.array, mx.array], mx.array]
 
 # From so many routed rows on mlx-lm sorts them by expert, and tells its kernels.
 SORTED_FROM = 64
-
-# Groups of the kernels that rows of one scale can go through, the largest first: fewer constants to read.
-_ROW_GROUPS = (128, 64, 32)
-_ROW_OFFSETS = {4: -8.0, 8: -128.0}
 
 
 class Constants:
@@ -98,12 +95,12 @@ class Experts:
     def _by_rows(self, weight: mx.array, bits: int, x: mx.array, slots: mx.array, ordered: bool) -> mx.array:
         count, outputs, words = weight.shape
         inputs = words * 32 // bits
-        group = next(size for size in _ROW_GROUPS if inputs % size == 0)
+        group = widest_group(inputs)
         return mx.gather_qmm(
             x.astype(mx.float32),
             weight,
             self._constants.of(1.0, count, outputs, inputs // group),
-            self._constants.of(_ROW_OFFSETS[bits], count, outputs, inputs // group),
+            self._constants.of(-float(OFFSETS[bits]), count, outputs, inputs // group),
             rhs_indices=slots,
             transpose=True,
             group_size=group,

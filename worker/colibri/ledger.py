@@ -19,6 +19,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mlxpool.shared.files import write_whole
+
 FORMAT = 1
 
 # A few long conversations: favourites follow what a machine is used for, within a day.
@@ -130,14 +132,10 @@ class Ledger:
             layer: [round(count, 3) for count in counts.tolist()] for layer, counts in self._counts.items()
         }
         body = msgspec.json.encode(_File(FORMAT, self._fingerprint, layers))
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                partial.write_bytes(body)
-                os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
+            # The engine's thread waits for no disk; what a crash of the machine takes is learned again.
+            write_whole(path, lambda file: file.write(body), durable=False)
             _keep_newest(path.parent)
         except OSError as problem:
             if not self._told:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import xxhash
@@ -24,11 +23,11 @@ from mlxpool.shared.colibri.records import (
     SourceFile,
     WrittenFile,
 )
+from mlxpool.shared.files import PART_SUFFIX, write_whole
 
 from .terms import ConvertError
 
 VERSION = 1
-PART_SUFFIX = ".part"
 READ_BYTES = 8 << 20
 
 
@@ -111,27 +110,7 @@ def _changed(was: tuple[Stamp, ...], now: tuple[Stamp, ...]) -> str | None:
 
 def save(stage: Path, progress: Progress) -> None:
     """Replace progress.json. Raises OSError."""
-    write_file(stage / PROGRESS_FILE, lambda file: file.write(msgspec.json.encode(progress)))
-
-
-def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """A file that is whole and durable once it has its name. Raises OSError."""
-    part = path.with_name(path.name + PART_SUFFIX)
-    with part.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(part, path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_whole(stage / PROGRESS_FILE, lambda file: file.write(msgspec.json.encode(progress)))
 
 
 def drop_others(stage: Path, due: Collection[str]) -> None:

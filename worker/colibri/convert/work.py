@@ -21,6 +21,7 @@ import msgspec
 from mlxpool.shared import checkpoint, staging
 from mlxpool.shared.colibri import artifact, records
 from mlxpool.shared.colibri.records import Recipe, RecordIndex
+from mlxpool.shared.files import write_whole
 from mlxpool.shared.units import format_duration, format_size
 
 from . import dense, numbers, plan, state, verify, writing
@@ -289,8 +290,8 @@ def _finish(
     config = msgspec.json.format(
         msgspec.json.encode(plan.result_config(source, built.quantization)), indent=2
     )
-    state.write_file(stage / records.INDEX_FILE, lambda file: file.write(encoded))
-    state.write_file(stage / checkpoint.CONFIG_FILE, lambda file: file.write(config + b"\n"))
+    write_whole(stage / records.INDEX_FILE, lambda file: file.write(encoded))
+    write_whole(stage / checkpoint.CONFIG_FILE, lambda file: file.write(config + b"\n"))
     artifact.read(stage)
     return index
 
@@ -298,12 +299,8 @@ def _finish(
 def _publish(stage: Path, target: Path, teller: Teller) -> None:
     """Durable, then renamed; what it was gone on with goes last, for a run that is killed in between."""
     teller.progress(_WRITTEN, "publish")
-    for path in stage.rglob("*"):
-        state.sync(path)
-    state.sync(stage)
     try:
-        os.rename(stage, target)
+        staging.give_name(stage, target)
     except OSError as problem:
         raise ConvertError(f"{target} could not be given its name: {problem.strerror}") from None
-    state.sync(target.parent)
     (target / records.PROGRESS_FILE).unlink()

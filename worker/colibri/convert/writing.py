@@ -18,9 +18,9 @@ import msgspec
 import xxhash
 
 from mlxpool.shared.colibri.records import RecordLayer, WrittenFile
-from mlxpool.shared.files import open_regular
+from mlxpool.shared.files import open_regular, write_whole
 
-from . import numbers, state
+from . import numbers
 from .plan import DenseFile, Layer
 from .source import Source
 
@@ -49,7 +49,7 @@ def layer(stage: Path, layer: Layer, files: Mapping[str, int], count: Count) -> 
     path = stage / record.file
     path.parent.mkdir(exist_ok=True)
     hashes: list[str] = []
-    state.write_file(path, lambda file: hashes.extend(_records(file, layer, files, count)))
+    write_whole(path, lambda file: hashes.extend(_records(file, layer, files, count)))
     return msgspec.structs.replace(record, xxh3=tuple(hashes))
 
 
@@ -111,6 +111,6 @@ def dense(stage: Path, planned: DenseFile, tensors: dict[str, mx.array], count: 
             file.write(data.data)
             count(data.nbytes)
 
-    state.write_file(stage / planned.name, write)
+    write_whole(stage / planned.name, write)
     mx.clear_cache()
     return WrittenFile(planned.name, planned.size_bytes, digest.hexdigest())
