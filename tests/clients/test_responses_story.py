@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.clients.conftest import STARTER
-from tests.tools.served import Answer, Served, gone, serve
+from tests.tools.served import Answer, Served, gone, serve, until
 
 pytestmark = pytest.mark.starter
 
@@ -58,6 +58,12 @@ async def test_the_third_turn_knows_the_first_though_the_server_was_restarted(
         two_id = sent.split(b'"id":"resp_')[1].split(b'"')[0].decode()
         two = (await served.request("GET", f"/v1/responses/resp_{two_id}")).body
         assert two["previous_response_id"] == one["id"]
+
+        async def stored() -> bool:
+            return bool((await served.request("GET", "/api/history")).body["entries"] == 2)
+
+        # An answer doesn't wait for its row, which a kill may forestall.
+        await until(stored)
         workers = served.worker_pids()
         await served.down(how)
         await gone(workers)
