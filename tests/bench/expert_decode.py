@@ -2,15 +2,18 @@
 
 A step's bound is the sum over layers of dense computation, the longer of computing its hits and reading its
 misses, and computing its misses; each part is measured by itself: dense by a model whose experts cost
-nothing, experts by products out of slots, reads by a plain reader of as many records at the same depth. The
-hits and misses are those that the step had. Then: all experts held, against mlx-lm's own module; a prefill
-chunk's bytes against reading each needed expert once; what the process holds against its plan.
+nothing, experts by products out of slots of one layer after another (the same ones again would come from the
+processor's cache), reads by a plain reader that makes the same requests at the same depth. The hits and
+misses are those that the step had. Then: all experts held, against mlx-lm's own module; a prefill chunk's
+bytes against reading each needed expert once; what the process holds against its plan.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
+import os
 import statistics
 import sys
 import tempfile
@@ -110,6 +113,8 @@ def main() -> int:
                 types = tiny_glm.config(**shape)["indexer_types"][: args.layers]
                 shape = {**shape, "num_hidden_layers": args.layers, "indexer_types": types}
             random_glm.write(folder, shape, numbers)  # type: ignore[arg-type]
+            # Direct reads wait for pages that the cache has yet to write.
+            os.sync()
             print(f"written in {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
         for part in args.parts:
             began = time.perf_counter()
@@ -232,26 +237,28 @@ def dense_seconds(folder: Path, args: Any) -> float:
 def compute_seconds(folder: Path, args: Any) -> list[float]:
     """By rows: their products out of a layer's slots, without anything to wait for but them."""
     artifact = artifacts.read(folder)
-    served = Served(folder, launch(args, artifact.top_k))
-    layer = served.stream._main.layers[0]
+    slots = min(artifact.layers[0].experts, 2 * artifact.top_k)
+    served = Served(folder, launch(args, slots))
+    layers = served.stream._main.layers
+    for layer in layers:
+        layer.slots.begin(layer.slots.table.ahead(range(slots), slots))
+        layer.slots.finish(range(slots))
     hidden = artifact.config["hidden_size"]
     dtype = mx.float32 if args.shape == "cpu" else mx.bfloat16
-    x = mx.random.normal((1, 1, hidden)).astype(dtype)
-    layer.slots.begin(layer.slots.table.ahead(range(artifact.top_k), artifact.top_k))
-    layer.slots.finish(range(artifact.top_k))
+    flat = mx.random.normal((1, 1, hidden)).astype(dtype)
     made = [0.0]
-    flat = x.reshape(-1, 1, hidden)
     for rows in range(1, artifact.top_k + 1):
-        places = mx.arange(rows, dtype=mx.uint32)
-        once = [layer._experts(layer.slots.slab, flat, places, False) for _ in range(2)]
-        mx.eval(once)
+        places = [(mx.arange(rows, dtype=mx.uint32) + first) % slots for first in range(slots)]
+        mx.eval(places)
 
-        def many(count: int, places: mx.array = places) -> float:
+        def many(count: int, places: list[mx.array] = places, rows: int = rows) -> float:
             # A chain: each needs the one before, so that they can't be computed side by side.
             began = time.perf_counter()
             y = flat
-            for _ in range(count):
-                y = layer._experts(layer.slots.slab, y[:1] * 1e-3 + flat, places, False)
+            for number in range(count):
+                layer = layers[number % len(layers)]
+                taken = places[number // len(layers) * rows % slots]
+                y = layer._experts(layer.slots.slab, y[:1] * 1e-3 + flat, taken, False)
             mx.eval(y)
             return time.perf_counter() - began
 
@@ -371,6 +378,7 @@ def plan(report: Any, folder: Path, args: Any) -> None:
     on_device = artifacts.on_backend(artifacts.read(folder), backend())
     wishes = plans.Wishes(context=2048 if args.shape == "gpu" else 512)
     made = plans.plan(on_device, wishes, backend=backend(), limit_bytes=args.budget)
+    used_before = device_used()
     set_memory_limits(made.planned_bytes)
     mx.set_cache_limit(made.bytes_of("allocator_reserve"))
     mx.reset_peak_memory()
@@ -385,10 +393,12 @@ def plan(report: Any, folder: Path, args: Any) -> None:
     for _ in range(8):
         _, token = served.step(token)
     process = psutil.Process().memory_full_info()
-    held = mx.get_peak_memory() if backend() != "cpu" else process.uss
+    held = process.uss if backend() != "cuda" else device_used() - used_before
     report.notes.append(made.explanation)
     report.figures["slots"] = made.slots
     report.figures["planned, GB"] = made.planned_bytes / 1e9
+    for item in made.items:
+        report.figures[f"planned for {item.label}, GB"] = item.bytes / 1e9
     report.figures["MLX's peak, GB"] = mx.get_peak_memory() / 1e9
     report.figures["MLX's active and kept, GB"] = (mx.get_active_memory() + mx.get_cache_memory()) / 1e9
     report.figures["process USS, GB"] = process.uss / 1e9
@@ -398,6 +408,23 @@ def plan(report: Any, folder: Path, args: Any) -> None:
     )
     report.targets.append(common.Target("held over planned", held / made.planned_bytes, 1.0, ""))
     served.close()
+
+
+def device_used() -> int:
+    """Bytes of the first device's memory that are taken, by whomever; 0 where there is none."""
+    if backend() != "cuda":
+        return 0
+    library = ctypes.CDLL("libcuda.so.1")
+    context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+    for name, *arguments in (
+        ("cuInit", 0),
+        ("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0),
+        ("cuCtxSetCurrent", context),
+        ("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total)),
+    ):
+        if library[name](*arguments):
+            raise RuntimeError(f"{name} failed")
+    return total.value - free.value
 
 
 PARTS = {"decode": decode, "resident": resident, "prefill": prefill, "plan": plan}

@@ -1,4 +1,4 @@
-"""The disk's own rate: threads that read as many bytes in one piece each, and do nothing else."""
+"""The disk's own rate: threads that make the requests that reading experts takes, and do nothing else."""
 
 from __future__ import annotations
 
@@ -6,46 +6,67 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mlxpool.shared.colibri import layout
 from mlxpool.worker.colibri import disk
+from mlxpool.worker.colibri.sources import runs
 
 
 class PlainReader:
-    """Reads of an expert's size from the file that a layer's experts are in. direct: past the page cache."""
+    """Whole blocks around what each expert's parts take on disk, a request for each place where they lie side
+    by side. depth: threads, each of which makes one request after another. direct: past the page cache."""
 
     def __init__(self, folder: Path, expert: layout.ExpertLayout, depth: int, direct: bool) -> None:
-        self._size = -(-expert.record_bytes // disk.BLOCK_BYTES) * disk.BLOCK_BYTES
-        file = folder / expert.pieces[0].places.at(0)[0]
-        self._descriptor = os.open(file, os.O_RDONLY)
-        disk.prepare([self._descriptor], "direct" if direct else "buffered")
-        self._step = (file.stat().st_size - self._size) // max(expert.experts - 1, 1)
-        self._asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        sizes = [piece.size_bytes for piece in expert.pieces]
+        self._requests: list[list[tuple[int, int, int]]] = []
+        self._files: dict[str, int] = {}
+        for one in range(expert.experts):
+            made = []
+            for run in runs(expert, one):
+                if run.file not in self._files:
+                    self._files[run.file] = os.open(folder / run.file, os.O_RDONLY)
+                start = run.offset // disk.BLOCK_BYTES * disk.BLOCK_BYTES
+                end = run.offset + sum(sizes[index] for index in run.pieces)
+                made.append((self._files[run.file], start, _whole_blocks(end - start)))
+            self._requests.append(made)
+        disk.prepare(list(self._files.values()), "direct" if direct else "buffered")
+        self._ends = {one: os.fstat(one).st_size for one in self._files.values()}
+        widest = max(size for made in self._requests for _, _, size in made)
+        self._asked: queue.SimpleQueue[tuple[int, int, int] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
         for _ in range(depth):
             # The memory is touched beforehand, as a slot's is.
-            buffer = disk.blocks(self._size)
+            buffer = disk.blocks(widest)
             buffer[:] = 1
             threading.Thread(target=self._work, args=(buffer,), daemon=True).start()
         self._depth = depth
 
     def _work(self, buffer: Any) -> None:
-        while (expert := self._asked.get()) is not None:
-            place = expert * self._step // disk.BLOCK_BYTES * disk.BLOCK_BYTES
-            disk.read_into(self._descriptor, place, [buffer])
-            self._done.put(expert)
+        while (request := self._asked.get()) is not None:
+            descriptor, start, size = request
+            disk.read_into(descriptor, start, [buffer[:size]], min(start + size, self._ends[descriptor]))
+            self._done.put(size)
 
-    def read(self, experts: list[int]) -> float:
+    def read(self, experts: Sequence[int]) -> float:
         """Seconds until all of them have been read."""
+        requests = [request for one in experts for request in self._requests[one]]
         began = time.perf_counter()
-        for expert in experts:
-            self._asked.put(expert)
-        for _ in experts:
+        for request in requests:
+            self._asked.put(request)
+        for _ in requests:
             self._done.get()
         return time.perf_counter() - began
 
     def close(self) -> None:
+        """Nothing may be under way."""
         for _ in range(self._depth):
             self._asked.put(None)
+        for descriptor in self._files.values():
+            os.close(descriptor)
+
+
+def _whole_blocks(size: int) -> int:
+    return -(-size // disk.BLOCK_BYTES) * disk.BLOCK_BYTES
