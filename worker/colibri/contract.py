@@ -40,6 +40,11 @@ class ExpertSource(Protocol):
         nothing that may be used."""
         ...
 
+    def overwritten(self) -> str | None:
+        """The first, by name, of the files that were written since they were opened. One that another was
+        put in the place of is read as it was, and is none."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -155,6 +155,9 @@ class DeviceCopies:
             place += _room(row.nbytes)
         return found
 
+    def overwritten(self) -> str | None:
+        return self._source.overwritten()
+
     def close(self) -> None:
         self._source.close()
 

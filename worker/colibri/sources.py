@@ -69,6 +69,7 @@ class FileSource:
         self.io, self.io_reason, self.unit = mode
         self._files = files
         self._descriptors = {name: file.fileno() for name, file in files.items()}
+        self._opened = {name: _state(one) for name, one in self._descriptors.items()}
         self._layouts = artifact.layouts
         self._scratch = disk.Scratch()
 
@@ -100,10 +101,22 @@ class FileSource:
         except OSError as problem:
             raise ReadFault(layer, expert, run.file, problem.strerror or str(problem)) from None
 
+    def overwritten(self) -> str | None:
+        for name, one in sorted(self._descriptors.items()):
+            if _state(one) != self._opened[name]:
+                return name
+        return None
+
     def close(self) -> None:
         """Nothing may be read any more, nor be under way."""
         for file in self._files.values():
             file.close()
+
+
+def _state(descriptor: int) -> tuple[int, int]:
+    """What changes when an open file is written: its size, and when that was last done."""
+    said = os.fstat(descriptor)
+    return said.st_size, said.st_mtime_ns
 
 
 def open_source(artifact: Artifact, backend: Backend, io: IoMode = "auto") -> FileSource:
