@@ -189,7 +189,16 @@ async def test_what_happens_to_its_worker_its_clients_and_its_files_stays_there(
         assert "expert " in broken.body["error"]["message"]
         assert (await ask(served, "llama")).text == other.text
         put_back(shards)
-        assert (await ask(served, prompt=f"y {ASKED}")).status == 200
+        changed = await ask(served, prompt=f"y {ASKED}")
+        assert changed.status == 500
+        assert "reload the model" in changed.body["error"]["message"]
+        await served.request("POST", "/api/models/glm/unload")
+
+        async def is_served_again() -> bool:
+            # Refused until the folder has been looked at again.
+            return (await ask(served, prompt=f"y {ASKED}")).status == 200
+
+        await until(is_served_again)
         assert (await ask(served)).text == expected.text
         assert "Traceback" not in served.log()
 

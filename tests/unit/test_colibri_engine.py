@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from mlxpool.shared.colibri.stats import ColibriStats, ExpertSummary, HeatMap, ResidencyStats
@@ -41,6 +42,7 @@ class Scripted:
         self.slot_bytes = 1000
         self.turns = 0
         self.within: Callable[[tuple[int, int]], None] = lambda _: None
+        self.file: str | None = None
 
     def layer(self, shape: tuple[int, int]) -> None:
         self.within(shape)
@@ -58,6 +60,9 @@ class Scripted:
 
     def heat(self) -> HeatMap:
         return HeatMap([])
+
+    def overwritten(self) -> str | None:
+        return self.file
 
     def turn_ended(self) -> None:
         self.turns += 1
@@ -229,6 +234,37 @@ async def test_an_expert_that_cannot_be_read_ends_that_request_and_no_other(
         stream.within = lambda _: None
         assert (await running.ask(plan(range(40), max_tokens=5))).events == expected.events
     assert running.engine.counters.errors == 3
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3, 5])
+async def test_nothing_is_told_or_kept_of_weights_that_were_overwritten(
+    start: Start, stream: Scripted, passes: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    running = await started(start, stream, cache=CacheLaunch(1 << 26))
+
+    def overwrite(_shape: tuple[int, int]) -> None:
+        if stream.progress == passes - 1:
+            stream.file = "model-00002.safetensors"
+
+    free = await (await started(start, Scripted())).ask(plan(range(20), max_tokens=5))
+    stream.within = overwrite
+    failed = await running.ask(plan(range(20), max_tokens=5))
+    again = await running.ask(plan(range(40), max_tokens=5))
+    for client in (failed, again):
+        failure = client.events[-1]
+        assert isinstance(failure, Failure)
+        assert failure.error.status == 500
+        assert "model-00002.safetensors was overwritten" in failure.error.message
+        assert "reload the model" in failure.error.message
+    # Two passes are the prompt's. The second request ran none.
+    assert (failed.text, again.text) == (free.text[: max(0, passes - 3)], "")
+    assert stream.progress == passes
+    assert running.engine.cache is not None
+    reach = running.engine.cache.reach
+    prompt = np.arange(20, dtype=np.uint32)
+    kept = await running.engine.call(lambda: reach(prompt, plan(range(20), max_tokens=5).namespace))
+    assert kept == (0, 0, 19, 19)[min(passes, 4) - 1]
     assert "Traceback" not in capfd.readouterr().err
 
 

@@ -21,7 +21,7 @@ from mlxpool.worker.engine.terms import Loaded
 from mlxpool.worker.load import LoadError
 from mlxpool.worker.text.events import Failure, Finish
 from tests import tiny_glm
-from tests.tools.running_engine import Running, plan, until
+from tests.tools.running_engine import Client, Running, plan, until
 
 LAUNCH = StreamLaunch(slots=4, working_slots=16, chunk=64, prefetch=False)
 PROMPT = [place * 7 % 250 for place in range(150)]
@@ -127,7 +127,14 @@ def test_a_short_shard_is_refused_with_layer_and_expert_before_weights_are_read(
     assert told == []
 
 
-async def test_a_shard_that_is_cut_while_it_is_served_ends_requests_until_it_is_whole_again(
+def failure(client: Client) -> str:
+    told = client.events[-1]
+    assert isinstance(told, Failure)
+    assert told.error.status == 500
+    return told.error.message
+
+
+async def test_a_shard_that_is_cut_while_it_is_served_ends_requests_until_the_model_is_loaded_again(
     own: Path, start_streamed: StartStreamed
 ) -> None:
     running = await start_streamed(own)
@@ -135,19 +142,65 @@ async def test_a_shard_that_is_cut_while_it_is_served_ends_requests_until_it_is_
     shards = contents(own)
     for path in shards:
         os.truncate(path, 100_000)
-    for _ in range(2):
-        failed = await running.ask(plan(PROMPT, max_tokens=6))
-        failure = failed.events[-1]
-        assert isinstance(failure, Failure)
-        assert failure.error.status == 500
-        assert "layer " in failure.error.message
-        assert "expert " in failure.error.message
-        assert ".safetensors" in failure.error.message
+    broken = failure(await running.ask(plan(PROMPT, max_tokens=6)))
+    assert "layer " in broken
+    assert "expert " in broken
     for path, content in shards.items():
         path.write_bytes(content)
+    for message in (broken, failure(await running.ask(plan(PROMPT, max_tokens=6)))):
+        assert ".safetensors was overwritten" in message
+        assert "reload the model" in message
+    running = await start_streamed(own)
     again = await running.ask(plan(PROMPT, max_tokens=6))
     assert again.text == expected.text
     assert again.events[-1] == Finish("length")
+
+
+async def test_weights_that_are_overwritten_while_they_are_served_give_no_answer_and_no_record(
+    own: Path, start_streamed: StartStreamed
+) -> None:
+    running = await start_streamed(own, cache=CacheLaunch(1 << 28))
+    expected = await running.ask(plan(PROMPT, max_tokens=6))
+    shard = largest(own)
+    content = shard.read_bytes()
+    held = running.engine.cache.stats().entries
+    with shard.open("r+b") as file:
+        file.seek(len(content) // 2)
+        file.write(bytes(len(content) // 2))
+    for first in (1, 2):
+        message = failure(await running.ask(plan([first, *PROMPT], max_tokens=6)))
+        assert f"{shard.name} was overwritten" in message
+        assert "reload the model" in message
+    assert running.engine.cache.stats().entries == held > 0
+    shard.write_bytes(content)
+    # What was written may have been read, whatever is there now.
+    assert "reload the model" in failure(await running.ask(plan(PROMPT, max_tokens=6)))
+    running = await start_streamed(own)
+    assert (await running.ask(plan(PROMPT, max_tokens=6))).text == expected.text
+
+
+async def test_weights_that_others_take_the_place_of_are_served_as_they_were(
+    own: Path, start_streamed: StartStreamed
+) -> None:
+    running = await start_streamed(own)
+    expected = await running.ask(plan(PROMPT, max_tokens=6))
+    for path, content in contents(own).items():
+        other = path.with_suffix(".new")
+        other.write_bytes(bytes(len(content)))
+        other.replace(path)
+    again = await running.ask(plan(PROMPT, max_tokens=6))
+    assert (again.text, again.events[-1]) == (expected.text, Finish("length"))
+
+
+async def test_a_model_that_is_all_in_memory_is_served_whatever_is_written_over_its_files(
+    own: Path, start_streamed: StartStreamed
+) -> None:
+    running = await start_streamed(own, StreamLaunch(slots=16, working_slots=0, chunk=64, prefetch=False))
+    expected = await running.ask(plan(PROMPT, max_tokens=6))
+    for path, content in contents(own).items():
+        path.write_bytes(bytes(len(content)))
+    again = await running.ask(plan(PROMPT, max_tokens=6))
+    assert (again.text, again.events[-1]) == (expected.text, Finish("length"))
 
 
 async def test_a_client_that_leaves_in_mid_prefill_stops_the_reading(

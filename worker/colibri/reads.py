@@ -30,9 +30,10 @@ class Read(NamedTuple):
 
 
 class Tally:
-    """What the reads of a set of layers came to. Any thread may look."""
+    """What the reads of a set of layers came to. Any thread may look. ended: loads, and reads that failed."""
 
     def __init__(self) -> None:
+        self.ended = 0
         self.loads = 0
         self.read_bytes = 0
         self.wait_s = 0.0
@@ -85,6 +86,7 @@ class Reads:
                 read.slab.settle()
                 read.slab.assign(read.slot, read.staged)
         finally:
+            self.tally.ended += 1
             if read.staged is not None:
                 self._staging.give(layout, read.staged)
 

@@ -111,6 +111,8 @@ class ExpertStream:
         self.ledger = Ledger.open(launch.usage_folder, artifact.stamp, experts)
         self._reader = reader
         self._source = source
+        self._overwritten: str | None = None
+        self._looked_after = 0  # so many reads
         self._mode = writing(launch.write)
         self._pulse = Pulse()
         self._constants = Constants(backend)
@@ -147,6 +149,17 @@ class ExpertStream:
         if self.backend == "cuda":
             return 0
         return sum(layer.layout.held_bytes for layer in self._main.layers)
+
+    def overwritten(self) -> str | None:
+        """A file of experts that is no longer what it was when it was opened, None while what was read is
+        sound. Asked after a pass, that holds for all that the pass has read; where nothing was read since,
+        no file is looked at. Once found it stays so: nobody knows what was read before a file was put back.
+        """
+        reads = self._main.reads.tally.ended + self._draft.reads.tally.ended
+        if self._overwritten is None and reads != self._looked_after:
+            self._looked_after = reads
+            self._overwritten = self._source.overwritten()
+        return self._overwritten
 
     def save(self) -> None:
         """Write what was learned."""

@@ -213,7 +213,9 @@ class Engine:
         if eager and self._limits.batch > 1:
             # They would share no experts, and finding out whether they may share passes reads some.
             batch.shares = False
-        prefills = Prefills(switch, loaded.make_cache, self.width, cache, pads=False if eager else None)
+        prefills = Prefills(
+            switch, loaded.make_cache, self.width, cache, False if eager else None, self._check_weights
+        )
         self._loop.call_soon_threadsafe(self.loaded.set_result, loaded)
         steps = rested = 0
         while not self._stopping:
@@ -288,7 +290,7 @@ class Engine:
     def _keep(self, row: Row, caches: list[Any], place: int | None, length: int) -> None:
         """A row leaves the batch: what its caches hold goes into the prompt cache. place: where the row is in
         caches that several share, None for its own."""
-        if self.cache is not None:
+        if self.cache is not None and (self.streamed is None or self.streamed.intact):
             source = row_source(caches, place, self.cache.layout)
             ids = np.array(row.ids[:length], dtype=np.uint32)
             held = Place(ids, length, row.plan.namespace, row.plan.boundaries)
@@ -345,6 +347,11 @@ class Engine:
             row.admitted_s = row.admitted_s or time.perf_counter()
             if self.streamed is not None:
                 self.streamed.admitted(row)
+            try:
+                self._check_weights()
+            except ApiError as err:
+                self._fail(row, err)
+                continue
             prefills.attach(row)
             self._changes += 1
         if kept_bytes := prefills.kept_bytes(cost):
@@ -398,8 +405,13 @@ class Engine:
         if self.streamed is not None:
             self.streamed.passes(rows)
 
+    def _check_weights(self) -> None:
+        """Raises ApiError where what passes compute is no longer of the weights that were loaded."""
+        if self.streamed is not None:
+            self.streamed.check()
+
     def _fail_prompt(self, prompt: Prompt, prefills: Prefills, err: Exception) -> None:
-        if not isinstance(err, Interrupted | ReadFault):
+        if not isinstance(err, Interrupted | ReadFault | ApiError):
             traceback.print_exception(err)
         for row in prompt.rows:
             self._fail(row, err)
@@ -440,6 +452,7 @@ class Engine:
             row.first_s = row.first_s or time.perf_counter()
             self.counters.tokens += 1
             try:
+                self._check_weights()
                 events, over = events_of(sampled, "turns" if batch.shares is False else "batch")
             except Exception as err:
                 if not isinstance(err, ApiError):
@@ -480,6 +493,8 @@ class Engine:
             self.counters.cancelled += 1
             self._end(row, [])
             return
+        if self.streamed is not None:
+            err = self.streamed.explained(err)
         self.counters.errors += 1
         self._end(row, [Failure(failure_of(err))])
 

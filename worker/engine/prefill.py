@@ -38,7 +38,7 @@ _LEFT_BYTES = 256 * 1024 * 1024
 class Prefills:
     """All prompts on their way. switch: over the model, whose passes are those of its prompts' adapters.
     cache: where prefixes come from and go to, None for nowhere. pads: whether prompts may share a pass, None
-    to try it."""
+    to try it. check: raises where what a pass has computed must not be used."""
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class Prefills:
         width: ChunkWidth,
         cache: PromptCache | None = None,
         pads: bool | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._switch = switch
         self._make_cache = make_cache
@@ -54,6 +55,7 @@ class Prefills:
         self._cache = cache
         self._prompts: list[Prompt] = []
         self._pads = pads
+        self._check = check
 
     @property
     def rows(self) -> list[Row]:
@@ -268,12 +270,13 @@ class Prefills:
         return self._width.end(prompt.done, min(stops, default=prompt.end), alone)
 
     def run(self, prompt: Prompt, end: int, alone: bool) -> None:
-        """Put one chunk through the model. Raises what the model raises."""
+        """Put one chunk through the model. Raises what the model and `check` raise."""
         chunk = prompt.ids[prompt.done : end]
         began_s = time.perf_counter()
         model = self._switch.under(prompt.adapters)
         model(mx.array([chunk], dtype=mx.uint32), cache=prompt.caches)
         mx.eval([cache.state for cache in prompt.caches])
+        self._check()
         elapsed_s = time.perf_counter() - began_s
         self._width.observe(prompt.done, len(chunk), elapsed_s, alone)
         began, prompt.done = prompt.done, end

@@ -2,7 +2,9 @@
 
 A pass takes seconds there, a wide one a minute. So it is given up in the middle when nobody waits for it any
 more; what it did for a request is told with the request; and between two passes slots are given back where
-the machine lacks memory. Engine thread only, but for `last_turn` and `pressure`, which any thread may read.
+the machine lacks memory. Weights that are overwritten while they are served end every request from then on,
+before anything that was computed of them is told or kept. Engine thread only, but for `last_turn` and
+`pressure`, which any thread may read.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from mlxpool.shared.colibri.stats import (
     TurnStats,
     summarise,
 )
+from mlxpool.shared.errors import error
+from mlxpool.worker.colibri.faults import ReadFault
 from mlxpool.worker.colibri.pressure import LOOK_S, Pressure, floor_bytes
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.engine.terms import Stream
@@ -80,6 +84,23 @@ class Streamed:
             now = summarise(self._stream.stats())
             row.turn = self.last_turn = turn(row, begun, now, time.perf_counter())
 
+    @property
+    def intact(self) -> bool:
+        """Whether what passes have computed so far comes of the weights that were loaded."""
+        return self._stream.overwritten() is None
+
+    def check(self) -> None:
+        """Raises ApiError where it may not."""
+        if file := self._stream.overwritten():
+            raise error("internal_error", _overwritten(file))
+
+    def explained(self, err: Exception) -> Exception:
+        """A fault, with what it comes of where that is known."""
+        file = self._stream.overwritten() if isinstance(err, ReadFault) else None
+        if file is None or not isinstance(err, ReadFault):
+            return err
+        return ReadFault(err.layer, err.expert, err.file, f"{err.reason}; {_overwritten(file)}")
+
     def stats(self) -> ColibriStats:
         """What the stream has counted, the last request and slots that were given back."""
         return msgspec.structs.replace(self._stream.stats(), last_turn=self.last_turn, pressure=self.pressure)
@@ -102,6 +123,10 @@ class Streamed:
         given, taken = max(0, slots - wanted), max(0, wanted - slots)
         told = self.pressure
         self.pressure = PressureStats(told.given_back + given, told.taken_again + taken)
+
+
+def _overwritten(file: str) -> str:
+    return f"{file} was overwritten while this model is served from it; reload the model"
 
 
 def turn(row: Row, begun: ExpertSummary, now: ExpertSummary, now_s: float) -> TurnStats:

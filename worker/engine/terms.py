@@ -37,6 +37,11 @@ class Stream(Protocol):
 
     def heat(self) -> HeatMap: ...
 
+    def overwritten(self) -> str | None:
+        """Between passes: a file whose weights were overwritten since it was opened, None for none. What was
+        computed since this was last asked may then come of either."""
+        ...
+
     def turn_ended(self) -> None:
         """A request has ended: what was learned from it is used and, now and then, written."""
         ...
