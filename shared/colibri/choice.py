@@ -23,10 +23,10 @@ def check(own: ModelSettings, artifact: Artifact, *, only_streamed: bool) -> Non
 
     Raises CheckpointError that names the setting.
     """
+    most = max(layout.experts for layout in artifact.layers)
     if own.experts == "resident" and only_streamed:
-        held = max(layout.experts for layout in artifact.layers)
         raise CheckpointError(
-            f'experts = "resident": a {artifact.model_type} of this form is always streamed; slots = {held} '
+            f'experts = "resident": a {artifact.model_type} of this form is always streamed; slots = {most} '
             "holds all of its experts in memory"
         )
     if own.adapters is not None:
@@ -36,6 +36,11 @@ def check(own: ModelSettings, artifact: Artifact, *, only_streamed: bool) -> Non
     if (own.batch or 1) > 1:
         raise CheckpointError(
             f"batch = {own.batch}: where experts are streamed one row is decoded at a time; use batch = 1"
+        )
+    if isinstance(own.slots, int) and own.slots > most:
+        raise CheckpointError(
+            f"slots = {own.slots}: this model's layers have {most} experts each; use slots = {most}, which "
+            "holds all of them in memory, or fewer"
         )
     if own.mtp == "on" and artifact.mtp is None:
         raise CheckpointError('mtp = "on": the folder holds no draft layer; use mtp = "off"')

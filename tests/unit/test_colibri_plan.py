@@ -141,6 +141,11 @@ def test_the_command_says_what_is_wrong_with_a_folder(
     said = mlxpool("colibri", "plan", str(folder), "--mtp", "on", "--home", str(tmp_path))
     assert said.code == 1
     assert said.err == 'mlxpool: mtp = "on": the folder holds no draft layer; use mtp = "off"\n'
+    said = mlxpool("colibri", "plan", str(folder), "--slots", "257", "--home", str(tmp_path))
+    assert said.code == 1
+    assert said.err.startswith(
+        "mlxpool: slots = 257: this model's layers have 256 experts each; use slots = 256"
+    )
 
 
 @pytest.mark.parametrize("given", ["/", "", "."])

@@ -109,6 +109,12 @@ def test_a_model_that_can_be_held_is_streamed_only_where_it_is_told_to(home: Pat
             {"adapters": "mine"},
             "adapters = 'mine': a model whose experts are streamed takes none; unset it",
         ),
+        (
+            "glm",
+            {"slots": 17},
+            "slots = 17: this model's layers have 16 experts each; use slots = 16, which holds all of "
+            "them in memory, or fewer",
+        ),
         ("dense", {"experts": "stream"}, 'experts = "stream": dense: holds no routed experts'),
     ],
 )
@@ -118,6 +124,14 @@ def test_settings_that_do_not_go_together_are_refused_by_name(
     found = described(home, name, **own)
     assert (found.fault, found.plan, found.stream) == (message, None, None)
     assert make_spec(Library(Settings(home=home), home / "none").resolve(name), found, 4).fault == message
+
+
+def test_slots_for_all_models_are_refused_where_a_model_has_fewer_experts(home: Path) -> None:
+    shared = Colibri(slots=64)
+    assert (described(home, colibri=shared).fault or "").startswith("slots = 64: this model's layers have 16")
+    found = described(home, colibri=shared, slots=16).stream
+    assert found is not None
+    assert (found.slots, found.working_slots) == (16, 0)
 
 
 def test_drafting_without_a_draft_layer_is_refused(home: Path, weights: tiny_glm.Weights) -> None:
