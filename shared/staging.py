@@ -2,7 +2,7 @@
 
 Whatever has a name without a leading dot under home/models is whole, whenever its maker was killed. A maker
 holds the model's lock while it works in the stage; the system releases it however the process ends. What a
-killed one has left in the stage is the next one's to go on with.
+killed one has left in the stage is the next one's to go on with. Who is done takes the lock's file away.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -64,15 +65,36 @@ def locked(models: Path, model: str, waiting: Callable[[], None] | None) -> Iter
 
     waiting: called once where another one is at it, and then waited for; None = raises PullError there.
     """
-    with (models / f".{key_of(model)}.lock").open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waiting is None:
-                raise PullError(f"another pull of {model} is running; wait for it to end") from None
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    lock = models / f".{key_of(model)}.lock"
+    told = False
+    while True:
+        with lock.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if waiting is None:
+                    raise PullError(f"another pull of {model} is running; wait for it to end") from None
+                if not told:
+                    waiting()
+                told = True
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # Who had it before took its name away: who comes next will lock another file.
+            if not _is_named(file, lock):
+                continue
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    lock.unlink()
+            return
+
+
+def _is_named(file: BinaryIO, path: Path) -> bool:
+    """Whether an open file is still the one that `path` leads to."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def read_manifest(folder: Path) -> Manifest | None:

@@ -83,7 +83,7 @@ def test_a_model_is_pulled_whole_and_served_under_its_own_name(
     assert {name: (file.size_bytes, file.sha256) for name, file in manifest.files.items()} == {
         name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in wanted.items()
     }
-    assert sorted(path.name for path in (home / "models").iterdir()) == [".org--name.lock", "org"]
+    assert sorted(path.name for path in (home / "models").iterdir()) == ["org"]
     asked = len(hub.asked)
     assert pull(hub, home, "org/name")["was_there"] is True
     assert len(hub.asked) == asked
@@ -245,7 +245,7 @@ def test_a_pull_that_is_killed_at_random_moments_never_shows_half_a_model(
     pull(hub, home, "org/name")
     assert published(home) == original(source)
     assert hub.sent.total() <= size + 4096
-    assert sorted(path.name for path in (home / "models").iterdir()) == [".org--name.lock", "org"]
+    assert sorted(path.name for path in (home / "models").iterdir()) == ["org"]
 
 
 def test_what_the_disk_cannot_hold_is_refused_before_the_first_byte(

@@ -99,10 +99,7 @@ def test_a_pull_that_was_killed_goes_on_with_its_stage(
         content = (folder / name).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (described.size_bytes, described.sha256)
     assert set(manifest.files) == {path.name for path in folder.iterdir()} - {starter.MANIFEST_FILE}
-    assert sorted(path.name for path in (home / "models").iterdir()) == [
-        ".smollm2-135m.lock",
-        "smollm2-135m",
-    ]
+    assert sorted(path.name for path in (home / "models").iterdir()) == ["smollm2-135m"]
     again = pull(home)
     assert (again.returncode, again.stdout) == (0, f"smollm2-135m is there already: {folder}\n")
 

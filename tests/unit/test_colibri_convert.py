@@ -411,6 +411,7 @@ def test_two_conversions_to_one_place_do_not_meet(tmp_path: Path, small: Path) -
     ):
         run(small, target)
     run(small, target)
+    assert sorted(path.name for path in tmp_path.iterdir() if "records" in path.name) == ["records"]
 
 
 def test_a_source_that_is_not_whole_is_named_by_layer_and_expert(tmp_path: Path, small: Path) -> None:

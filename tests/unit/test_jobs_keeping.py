@@ -195,7 +195,7 @@ def test_stages_of_killed_jobs_are_removed_and_those_of_pulls_stay(tmp_path: Pat
         (datasets / name).write_text("{}")
     with staging.locked(models, "busy", None):
         clean_stages(tmp_path)
-    left = {f"{path.parent.name}/{path.name}" for path in tmp_path.glob("*/*") if path.suffix != ".lock"}
+    left = {f"{path.parent.name}/{path.name}" for path in tmp_path.glob("*/*")}
     assert left == {
         "models/.staging-org--big", "models/.staging-smollm2-135m", "models/whole", "models/.staging-busy",
         "adapters/b", "datasets/d.jsonl",
