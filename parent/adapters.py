@@ -21,6 +21,8 @@ from mlxpool.shared.colibri.folder import is_only_streamed
 # More models than a machine has.
 _MODELS_KEPT = 1024
 
+_STREAMED = Fit(False, "the model's experts are streamed, which goes with no adapter")
+
 
 class Available(msgspec.Struct, frozen=True):
     """One adapter, and how a model and it get on. fits: None where only mounting tells. reason: why it does
@@ -64,10 +66,11 @@ class Shelf:
         """Of every folder there, whatever is in it."""
         return adapters.listing(self.root)
 
-    def available(self, model: Path) -> list[Available]:
-        """Every adapter, by id, against the model in that folder. Reads files. Never raises."""
+    def available(self, model: Path, *, streamed: bool = False) -> list[Available]:
+        """Every adapter, by id, against the model in that folder. streamed: its settings say that its experts
+        are. Reads files. Never raises."""
         shelved = self._look()
-        fits = self._against(model, shelved)
+        fits = dict.fromkeys(shelved, _STREAMED) if streamed else self._against(model, shelved)
         return [_available(adapter_id, one, fits) for adapter_id, one in shelved.items()]
 
     def fitting(self, models: Collection[Path]) -> dict[Path, list[str]]:
@@ -138,9 +141,7 @@ def _fits(made: Sequence[Adapter], model: Path) -> list[Fit]:
     try:
         with contained(model):
             if is_only_streamed(model):
-                return [Fit(False, "the model's experts are streamed, which goes with no adapter")] * len(
-                    made
-                )
+                return [_STREAMED] * len(made)
             tensors: Mapping[str, Tensor] = checkpoint.read(model).tensors
             return [adapters.fit(one, tensors) for one in made]
     except checkpoint.CheckpointError as problem:

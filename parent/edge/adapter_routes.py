@@ -98,7 +98,8 @@ class AdapterRoutes:
     async def available(self, request: web.Request) -> web.Response:
         """GET /v1/adapters/available?model="""
         model = self._asked_model(request)
-        found = await asyncio.to_thread(self._shelf.available, model.path)
+        streamed = model.settings.experts == "stream"
+        found = await asyncio.to_thread(self._shelf.available, model.path, streamed=streamed)
         return json_response(AvailablePage(model.name, found))
 
     async def mount(self, request: web.Request) -> web.Response:

@@ -73,10 +73,12 @@ class ModelListing:
         views, told = [], []
         await self._library.look()
         models = self._library.models()
-        fitting = await asyncio.to_thread(self._shelf.fitting, [model.path for model in models])
+        resident = [model.path for model in models if model.settings.experts != "stream"]
+        fitting = await asyncio.to_thread(self._shelf.fitting, resident)
         for model in models:
             own = view_model(self._pool, self._library, model)
-            for view in (own, *(_adapted(own, adapter_id) for adapter_id in fitting[model.path])):
+            fit = fitting[model.path] if model.settings.experts != "stream" else []
+            for view in (own, *(_adapted(own, adapter_id) for adapter_id in fit)):
                 views.append(view)
                 told.append(_for(request, model, view))
             await asyncio.sleep(0)  # a first look reads headers: others get their turn between two models

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools import tiny_models
+from tests.tools import tiny_adapters, tiny_models
 from tests.tools.served import Answer, Served, serve
 from tests.unit import colibri_families
 
@@ -47,13 +47,23 @@ async def reload(served: Served, text: str) -> list[str]:
     return list((await served.request("POST", "/api/config/reload")).body["changed"])
 
 
+async def fitting(served: Served) -> tuple[list[str], list[tuple[bool, str | None]]]:
+    """What is listed, and what is said of each adapter."""
+    listed = (await served.request("GET", "/v1/models")).body["data"]
+    found = (await served.request("GET", "/v1/adapters/available?model=moe")).body["data"]
+    return [one["id"] for one in listed], [(one["fits"], one["reason"]) for one in found]
+
+
 async def colibri(served: Served) -> Any:
     return (await served.request("GET", "/api/models/moe/stats")).body["colibri"]
 
 
 async def test_a_model_streams_where_its_settings_say_so_and_answers_as_before(tmp_path: Path) -> None:
     moe(tmp_path / "models" / "moe")
+    attention = {"model.layers.0.self_attn.q_proj": (64, 64)}
+    tiny_adapters.make(tmp_path / "home" / "adapters" / "tone", layers=attention)
     async with serve(tmp_path, models=tmp_path / "models", config=config(), settings=SETTINGS) as served:
+        assert await fitting(served) == (["moe", "moe:tone"], [(True, None)])
         held = await ask(served)
         assert await colibri(served) is None
         entry = (await served.request("GET", "/v1/models/moe")).body
@@ -69,6 +79,8 @@ async def test_a_model_streams_where_its_settings_say_so_and_answers_as_before(t
         assert (told["main"]["slots"], told["main"]["experts"], told["form"]) == (3, 8, "stacked")
         assert told["main"]["misses"] > 0
         streaming = (await served.request("GET", "/v1/models/moe")).body
+        streamed_with = (["moe"], [(False, "the model's experts are streamed, which goes with no adapter")])
+        assert await fitting(served) == streamed_with
         claimed = streaming["capabilities"]
         assert (claimed["streamed_experts"], claimed["adapters"], claimed["batch"]) == (True, False, False)
         assert streaming["planned_bytes"] == told["planned_bytes"] != entry["planned_bytes"]
