@@ -136,8 +136,10 @@ def launch(args: Any, slots: int, **more: Any) -> StreamLaunch:
 
 
 def decode(report: Any, folder: Path, args: Any) -> None:
-    """Steps at several shares of residents, each against its bound."""
+    """Steps at several shares of residents, each against its bound. Tokens are drawn: random weights would
+    soon say the same one again and again, and ask for no other experts."""
     experts = artifacts.read(folder).layers[0].experts
+    vocab = artifacts.read(folder).config["vocab_size"]
     dense_s = dense_seconds(folder, args)
     reads_s = read_seconds(folder, args)
     computed_s = compute_seconds(folder, args)
@@ -149,12 +151,12 @@ def decode(report: Any, folder: Path, args: Any) -> None:
         for prefetch in args.prefetch:
             served = Served(folder, launch(args, max(1, round(share * experts)), prefetch=bool(prefetch)))
             served.stream.preload()
-            token = 1
+            tokens = np.random.default_rng(5).integers(0, vocab, args.warm + args.steps).tolist()
             took = report.row(f"step, {share:.0%} held, prefetch {bool(prefetch)}", "ms")
             bound = report.row(f"bound, {share:.0%} held, prefetch {bool(prefetch)}", "ms")
             hits = Counter[str]()
-            for number in range(args.warm + args.steps):
-                step, token = served.step(token)
+            for number, token in enumerate(tokens):
+                step, _ = served.step(token)
                 if number < args.warm:
                     continue
                 took.samples.append(1000 * step.seconds)

@@ -19,9 +19,10 @@ from mlxpool.shared.checkpoint import CheckpointError
 from mlxpool.shared.colibri import artifact
 from mlxpool.shared.colibri.launch import IoMode
 from mlxpool.shared.colibri.layout import ExpertLayout, Piece, Scattered, Strided
-from mlxpool.worker.colibri import disk, sources
+from mlxpool.worker.colibri import disk
 from mlxpool.worker.colibri.faults import ReadFault
-from mlxpool.worker.colibri.sources import FileSource, Run, open_source
+from mlxpool.worker.colibri.segments import Run, Segment, runs, segments
+from mlxpool.worker.colibri.sources import FileSource, open_source
 from tests import tiny_glm
 
 Rows = dict[tuple[str, str], npt.NDArray[np.uint8]]
@@ -339,7 +340,7 @@ def test_what_lies_side_by_side_is_one_read(forms: Callable[[str], Path]) -> Non
     reads = {}
     for name in ("records", "row", "stacked"):
         source = opened(forms(name))
-        reads[name] = {len(sources.runs(source.layout(1), expert)) for expert in range(5)}
+        reads[name] = {len(runs(source.layout(1), expert)) for expert in range(5)}
         source.close()
     assert reads["records"] == {1}
     assert reads["stacked"] == {9}
@@ -375,7 +376,7 @@ def layouts(draw: st.DrawFn) -> ExpertLayout:
 @settings(max_examples=150, deadline=None)
 @given(layouts(), st.integers(0, 1))
 def test_runs_are_what_the_pieces_are_and_as_few_as_can_be(layout: ExpertLayout, expert: int) -> None:
-    found = sources.runs(layout, expert)
+    found = runs(layout, expert)
     seen: list[int] = []
     for run in found:
         at = run.offset

@@ -19,7 +19,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlxpool.shared.colibri import artifact as artifacts
 from mlxpool.shared.colibri.launch import StreamLaunch
 from mlxpool.shared.colibri.layout import ExpertLayout
-from mlxpool.worker.colibri.contract import ExpertSource, ReadDone, Rows
+from mlxpool.worker.colibri.contract import ExpertSource, Filling, ReadDone, Rows
 from mlxpool.worker.colibri.faults import Interrupted, ReadFault
 from mlxpool.worker.colibri.load import build
 from mlxpool.worker.colibri.reader import Reader
@@ -59,27 +59,29 @@ def _same(one: Answer, other: Answer) -> bool:
     return np.array_equal(one.logits, other.logits) and one.tokens == other.tokens
 
 
-class Faulty:
+class Faulty(ExpertSource):
     """A source that is told when to fail, to wait, and that keeps what was asked of it."""
 
     def __init__(self, source: ExpertSource) -> None:
         self._source = source
         self.artifact = source.artifact
         self.layout = source.layout
+        self.segments = source.segments
+        self.overwritten = source.overwritten
         self.close = source.close
         self.filled: list[tuple[int, int]] = []
         self.fails: Callable[[int, int], bool] = lambda layer, expert: False
         self.goes = threading.Event()
         self.goes.set()
 
-    def fill(self, layer: int, expert: int, rows: Rows) -> int:
+    def begin(self, layer: int, expert: int, rows: Rows) -> Filling:
         assert self.goes.wait(LIMIT_S)
         self.filled.append((layer, expert))
         if self.fails(layer, expert):
             for row in rows.values():
                 row[:] = 77
             raise ReadFault(layer, expert, "shard", "it broke")
-        return self._source.fill(layer, expert, rows)
+        return self._source.begin(layer, expert, rows)
 
 
 class Streamed(NamedTuple):

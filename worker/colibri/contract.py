@@ -6,7 +6,7 @@ on the reader's own threads, which touch numpy views of slots and nothing of MLX
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
@@ -14,31 +14,64 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxpool.shared.colibri.layout import Artifact, ExpertLayout, PartName, Projection
+from mlxpool.worker.colibri.segments import SEGMENT_BYTES, Segment
 
 # A slot's arrays as bytes: views of the part's whole extent in that slot, [size_bytes] of uint8, writable.
 Rows = Mapping[tuple[Projection, PartName], npt.NDArray[np.uint8]]
 
 
 class ReadDone(NamedTuple):
-    """One expert's read. read_bytes: what was asked of the disk. service_s: from its start on a thread to its
-    end, waiting for a turn not included."""
+    """One expert's read. read_bytes: what was asked of the disk. service_s: from where its first segment began
+    to its end, waiting for a turn not included."""
 
     read_bytes: int
     service_s: float
 
 
-class ExpertSource(Protocol):
-    """Experts on disk. `fill` is called by many threads at once; it makes no mx call and keeps nothing."""
+class Filling(Protocol):
+    """One expert on its way into a slot's rows."""
 
-    @property
-    def artifact(self) -> Artifact: ...
+    def read(self, segment: Segment) -> None:
+        """Fetch one segment, on any thread, beside others of the same expert. Raises ReadFault."""
+        ...
+
+    def finish(self) -> None:
+        """Make the rows of what was read; once, by one thread, after all segments. Raises ReadFault."""
+        ...
+
+    def release(self) -> None:
+        """Give buffers back; once, at last, finished or not. No read may be under way."""
+        ...
+
+
+class ExpertSource(Protocol):
+    """Experts on disk. Any thread may call it; it makes no mx call, and keeps nothing of an expert that was
+    released."""
+
+    artifact: Artifact
 
     def layout(self, layer: int) -> ExpertLayout: ...
 
-    def fill(self, layer: int, expert: int, rows: Rows) -> int:
-        """Read one expert into a slot's rows; returns the bytes read. Raises ReadFault; the rows then hold
-        nothing that may be used."""
+    def segments(self, layer: int, expert: int, most_bytes: int) -> Sequence[Segment]:
+        """The reads that an expert takes, of most_bytes each or little more. Raises ValueError where the
+        layer has no such expert."""
         ...
+
+    def begin(self, layer: int, expert: int, rows: Rows) -> Filling:
+        """Until it is released, the rows hold nothing that may be used, and after a fault neither. Raises
+        ReadFault."""
+        ...
+
+    def fill(self, layer: int, expert: int, rows: Rows) -> int:
+        """Read one expert on this thread; returns the bytes read. Raises as its steps do."""
+        filling = self.begin(layer, expert, rows)
+        try:
+            for segment in self.segments(layer, expert, SEGMENT_BYTES):
+                filling.read(segment)
+            filling.finish()
+        finally:
+            filling.release()
+        return self.layout(layer).record_bytes
 
     def overwritten(self) -> str | None:
         """The first, by name, of the files that were written since they were opened. One that another was
@@ -49,10 +82,12 @@ class ExpertSource(Protocol):
 
 
 class ExpertReader(Protocol):
-    """Reads at once, bounded in number and bytes, oldest first; demand before prefetch."""
+    """Segments of experts read at once, bounded in number and bytes, oldest expert first; demand before
+    prefetch."""
 
     def submit(self, layer: int, expert: int, rows: Rows, *, demand: bool = True) -> Future[ReadDone]:
-        """The future fails with ReadFault. One that has not begun can be cancelled."""
+        """The future fails with ReadFault. One that has not begun can be cancelled. Nothing writes into the
+        rows any more when it is done."""
         ...
 
     def close(self) -> None:

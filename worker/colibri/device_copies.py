@@ -2,8 +2,9 @@
 
 MLX's arrays are managed memory there: the processor can write them, but each page that moves to and fro costs
 a fault: 170 MB written by the processor took 56 ms to reach the device (H200), at a sixteenth of what the bus
-can do. So what is read goes into a page-locked buffer of the reading thread, and from there to the slot by a
-copy of the driver's, which moves no page. The buffers are as many as there are threads, of one expert each.
+can do. So what is read goes into a page-locked buffer, and from there to the slot by a copy of the driver's,
+which moves no page. There is a buffer of one expert for each that is under way: one more than there are
+reading threads at most.
 
 The driver is called through ctypes, which lets go of the GIL meanwhile; nothing here is an mx call.
 """
@@ -15,20 +16,20 @@ import ctypes
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.colibri.layout import Artifact, ExpertLayout
-from mlxpool.worker.colibri.contract import ExpertSource, Rows
+from mlxpool.worker.colibri import disk
+from mlxpool.worker.colibri.contract import ExpertSource, Filling, Rows
+from mlxpool.worker.colibri.disk import Bytes
 from mlxpool.worker.colibri.faults import ReadFault
+from mlxpool.worker.colibri.segments import Segment
 
 _DRIVER = "libcuda.so.1"
-
-# What reads without the page cache ask of a buffer's address and of each part's place in it.
-_ALIGN_BYTES = 4096
 
 
 class DeviceError(Exception):
@@ -77,7 +78,7 @@ class Driver:
         gone by then."""
         weakref.finalize(holder, self._give_back, name, value).atexit = False
 
-    def locked(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+    def locked(self, size_bytes: int) -> Bytes:
         """A page-locked buffer, given back when nobody holds it or a part of it any more."""
         self._call("cuCtxSetCurrent", self._context)
         place = ctypes.c_void_p()
@@ -93,7 +94,7 @@ class Driver:
             self._call("cuCtxSetCurrent", self._context)
             self._call(name, ctypes.c_void_p(value))
 
-    def copy(self, pairs: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]) -> None:
+    def copy(self, pairs: list[tuple[Bytes, Bytes]]) -> None:
         """Copy from page-locked bytes to managed ones, of equal lengths each; nothing of it is under way when
         this returns or raises."""
         stream = self._stream()
@@ -113,57 +114,86 @@ class Driver:
             self._call("cuStreamSynchronize", stream)
 
 
-class DeviceCopies:
-    """An `ExpertSource` over another one. A thread that has called `fill` keeps its buffer until it ends."""
+class _Copied:
+    """contract.Filling by way of a page-locked buffer, which it has until it is released."""
+
+    def __init__(self, copies: DeviceCopies, layer: int, expert: int, rows: Rows, buffer: Bytes) -> None:
+        self._copies, self._layer, self._expert, self._rows = copies, layer, expert, rows
+        self._buffer = buffer
+        self._held = _cut(buffer, rows)
+        self._inner = copies.source.begin(layer, expert, self._held)
+
+    def read(self, segment: Segment) -> None:
+        self._inner.read(segment)
+
+    def finish(self) -> None:
+        self._inner.finish()
+        try:
+            self._copies.driver.copy([(self._held[key], row) for key, row in self._rows.items()])
+        except DeviceError as problem:
+            raise _fault(self._layer, self._expert, problem) from None
+
+    def release(self) -> None:
+        self._inner.release()
+        self._copies.buffers.give(self._buffer)
+
+
+class DeviceCopies(ExpertSource):
+    """An `ExpertSource` over another one. Keeps as many buffers as experts were ever under way at once, until
+    it is closed."""
 
     def __init__(self, source: ExpertSource, driver: Driver) -> None:
-        self._source, self._driver = source, driver
-        self._buffers = threading.local()
+        self.source, self.driver = source, driver
+        self.artifact = source.artifact
         layouts = source.artifact.layouts.values()
         self._bytes = max((sum(_room(p.size_bytes) for p in one.parts) for one in layouts), default=0)
-
-    @property
-    def artifact(self) -> Artifact:
-        return self._source.artifact
+        self.buffers = disk.Pool(self._locked)
 
     def layout(self, layer: int) -> ExpertLayout:
-        return self._source.layout(layer)
+        return self.source.layout(layer)
 
-    def fill(self, layer: int, expert: int, rows: Rows) -> int:
-        """As of any source. Raises ReadFault, also where the driver won't copy."""
-        try:
-            held = self._held(rows)
-        except DeviceError as problem:
-            raise ReadFault(layer, expert, "host memory", str(problem)) from None
-        read_bytes = self._source.fill(layer, expert, held)
-        try:
-            self._driver.copy([(held[key], row) for key, row in rows.items()])
-        except DeviceError as problem:
-            raise ReadFault(layer, expert, "host memory", str(problem)) from None
-        return read_bytes
+    def segments(self, layer: int, expert: int, most_bytes: int) -> Sequence[Segment]:
+        return self.source.segments(layer, expert, most_bytes)
 
-    def _held(self, rows: Rows) -> Rows:
-        """The thread's buffer cut into rows like these."""
-        buffer: npt.NDArray[np.uint8] | None = getattr(self._buffers, "bytes", None)
-        if buffer is None:
-            space = self._driver.locked(self._bytes + _ALIGN_BYTES)
-            start = -space.ctypes.data % _ALIGN_BYTES
-            buffer = self._buffers.bytes = space[start : start + self._bytes]
-        found, place = {}, 0
-        for key, row in rows.items():
-            found[key] = buffer[place : place + row.nbytes]
-            place += _room(row.nbytes)
-        return found
+    def begin(self, layer: int, expert: int, rows: Rows) -> Filling:
+        try:
+            buffer = self.buffers.take()
+        except DeviceError as problem:
+            raise _fault(layer, expert, problem) from None
+        try:
+            return _Copied(self, layer, expert, rows, buffer)
+        except BaseException:
+            self.buffers.give(buffer)
+            raise
+
+    def _locked(self) -> Bytes:
+        space = self.driver.locked(self._bytes + disk.BLOCK_BYTES)
+        start = -disk.address(space) % disk.BLOCK_BYTES
+        return space[start : start + self._bytes]
 
     def overwritten(self) -> str | None:
-        return self._source.overwritten()
+        return self.source.overwritten()
 
     def close(self) -> None:
-        self._source.close()
+        self.source.close()
+        self.buffers.clear()
+
+
+def _cut(buffer: Bytes, rows: Rows) -> Rows:
+    """The buffer as rows like these, each from a block's beginning: what reads past the page cache ask for."""
+    found, place = {}, 0
+    for key, row in rows.items():
+        found[key] = buffer[place : place + row.nbytes]
+        place += _room(row.nbytes)
+    return found
 
 
 def _room(size_bytes: int) -> int:
-    return -(-size_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
+    return -(-size_bytes // disk.BLOCK_BYTES) * disk.BLOCK_BYTES
+
+
+def _fault(layer: int, expert: int, problem: DeviceError) -> ReadFault:
+    return ReadFault(layer, expert, "host memory", str(problem))
 
 
 def with_device_copies(source: ExpertSource, backend: Backend) -> ExpertSource:

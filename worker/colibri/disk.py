@@ -15,7 +15,7 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ BLOCK_BYTES = 4096
 _UNITS = ((512, 4), (512, 512), (4096, 4), (4096, 512))
 # Per read of those that go through a buffer: as large as a disk is asked for at once, small enough for the
 # processor's cache, from which it is copied on.
-THROUGH_BYTES = 2 * 2**20
+THROUGH_BYTES = 2 * 2**20 + 4 * BLOCK_BYTES
 # macOS's fcntl to keep a file's reads out of the page cache; Python's module does not name it everywhere.
 F_NOCACHE = 48
 # What a system says where a file can't be read directly, or not in these units.
@@ -59,6 +59,28 @@ class Mode(NamedTuple):
     io: IoMode
     reason: str = ""
     unit: Unit = Unit()
+
+
+class Pool:
+    """Buffers of one kind, kept for their next use: never more than were in use at once. Any thread may call
+    it. make: another one."""
+
+    def __init__(self, make: Callable[[], Bytes]) -> None:
+        self._make = make
+        self._free: list[Bytes] = []
+
+    def take(self) -> Bytes:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._make()
+
+    def give(self, buffer: Bytes) -> None:
+        self._free.append(buffer)
+
+    def clear(self) -> None:
+        """Keep none of those that are not in use."""
+        self._free.clear()
 
 
 class Scratch(threading.local):

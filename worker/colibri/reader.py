@@ -1,8 +1,13 @@
 """Experts read by several threads at once, bounded in number and in bytes; demand goes before prefetch.
 
-A disk needs several requests under way to give what it can; more bytes than a bound at once would only be
-memory bandwidth taken from the products. The threads are daemons: a read that hangs in the kernel (a disk
-that went away) can't be ended by anybody, and must not keep the process alive.
+A disk needs several requests under way to give what it can, also where a single expert is missing: threads
+take segments of experts, all of one before the next one's, and the thread that ends an expert's last segment
+finishes it. More bytes than a bound at once would only be memory bandwidth taken from the products. The
+threads are daemons: a read that hangs in the kernel (a disk that went away) can't be ended by anybody, and
+must not keep the process alive.
+
+An expert is under way from its first segment to its end. There is at most one more of them than threads: only
+the oldest of a queue has segments left that haven't begun, and those of demand keep a thread.
 """
 
 from __future__ import annotations
@@ -10,35 +15,55 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from mlxpool.worker.colibri.contract import ExpertSource, ReadDone, Rows
+from mlxpool.worker.colibri.contract import ExpertSource, Filling, ReadDone, Rows
+from mlxpool.worker.colibri.segments import SEGMENT_BYTES, Segment
 
 # Of reads under way at the end: a disk's own timeout is 30 s, after which it answers with an error.
 CLOSE_LIMIT_S = 40.0
-# Of service times that are kept, the latest: enough for a 99th percentile, and of this machine's present.
-SERVICE_TIMES = 4096
 
 
 class ReaderStats(NamedTuple):
-    """Since the start. reads, read_bytes: that succeeded. service_s: of the latest, oldest first. running,
-    waiting: now, waiting without those that were cancelled."""
+    """Of experts, since the start. reads, read_bytes: that succeeded. running, waiting: now, waiting without
+    those that were cancelled."""
 
     reads: int
     read_bytes: int
     faults: int
-    service_s: tuple[float, ...]
     running: int
     waiting: int
 
 
-class _Wanted(NamedTuple):
-    layer: int
-    expert: int
-    rows: Rows
-    size: int
-    done: Future[ReadDone]
+class _Wanted:
+    """An expert that is asked for. The reader's lock guards all but `filling`, which has its own.
+
+    next: the first segment that hasn't begun. running: of its segments, or its end. fault: the first one.
+    """
+
+    def __init__(self, layer: int, expert: int, rows: Rows, segments: Sequence[Segment]) -> None:
+        self.layer, self.expert, self.rows, self.segments = layer, expert, rows, segments
+        self.done: Future[ReadDone] = Future()
+        self.next = self.running = 0
+        self.began_s = 0.0
+        self.fault: Exception | None = None
+        self.opening = threading.Lock()
+        self.filling: Filling | None = None
+
+    def open(self, source: ExpertSource) -> Filling:
+        """What its segments go through, made by the thread that comes first. Raises as `begin` does."""
+        with self.opening:
+            if self.filling is None:
+                if self.fault is not None:
+                    raise self.fault
+                try:
+                    self.filling = source.begin(self.layer, self.expert, self.rows)
+                except Exception as problem:
+                    self.fault = problem
+                    raise
+            return self.filling
 
 
 class Reader:
@@ -48,12 +73,13 @@ class Reader:
         if threads < 1:
             raise ValueError(f"{threads} threads can't read")
         self._source, self._most_bytes = source, in_flight_bytes
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        # Of threads that wait for something to read, and for bytes under way to end.
+        self._asked, self._room = threading.Condition(lock), threading.Condition(lock)
         self._demand: deque[_Wanted] = deque()
         self._ahead: deque[_Wanted] = deque()
-        self._running = self._running_bytes = 0
+        self._running = self._running_segments = self._running_bytes = 0
         self._reads = self._read_bytes = self._faults = 0
-        self._service: deque[float] = deque(maxlen=SERVICE_TIMES)
         self._closing = False
         self._threads = [
             threading.Thread(target=self._work, name=f"expert-reader-{number}", daemon=True)
@@ -63,38 +89,30 @@ class Reader:
             thread.start()
 
     def submit(self, layer: int, expert: int, rows: Rows, *, demand: bool = True) -> Future[ReadDone]:
-        size = self._source.layout(layer).record_bytes
-        wanted = _Wanted(layer, expert, rows, size, Future())
-        with self._changed:
+        wanted = _Wanted(layer, expert, rows, self._source.segments(layer, expert, SEGMENT_BYTES))
+        with self._asked:
             if self._closing:
                 raise RuntimeError("the reader is closed")
             (self._demand if demand else self._ahead).append(wanted)
-            self._changed.notify()
+            self._asked.notify(len(wanted.segments))
         return wanted.done
 
     def stats(self) -> ReaderStats:
-        with self._changed:
-            return ReaderStats(
-                self._reads,
-                self._read_bytes,
-                self._faults,
-                tuple(self._service),
-                self._running,
-                sum(not one.done.cancelled() for queue in (self._demand, self._ahead) for one in queue),
-            )
-
-    def is_busy(self) -> bool:
-        """Whether a read that is asked for now would have to wait for its turn."""
-        with self._changed:
-            return self._running + len(self._demand) + len(self._ahead) >= len(self._threads)
+        with self._asked:
+            queued = [*self._demand, *self._ahead]
+            waiting = sum(not one.next and not one.done.cancelled() for one in queued)
+            return ReaderStats(self._reads, self._read_bytes, self._faults, self._running, waiting)
 
     def close(self) -> None:
-        with self._changed:
+        with self._asked:
             self._closing = True
-            dropped = [*self._demand, *self._ahead]
-            self._demand.clear()
-            self._ahead.clear()
-            self._changed.notify_all()
+            dropped = []
+            for queue in (self._demand, self._ahead):
+                dropped += [one for one in queue if not one.next]
+                begun = [one for one in queue if one.next]
+                queue.clear()
+                queue.extend(begun)
+            self._asked.notify_all()
         for wanted in dropped:
             wanted.done.cancel()
             wanted.done.set_running_or_notify_cancel()
@@ -106,46 +124,83 @@ class Reader:
             self._source.close()
 
     def _work(self) -> None:
-        while (wanted := self._next()) is not None:
-            began = time.perf_counter()
+        while (taken := self._take()) is not None:
+            wanted, segment = taken
+            fault: Exception | None = None
             try:
-                read_bytes = self._source.fill(wanted.layer, wanted.expert, wanted.rows)
+                wanted.open(self._source).read(segment)
             except Exception as problem:
-                self._over(wanted, None)
-                wanted.done.set_exception(problem)
-            else:
-                done = ReadDone(read_bytes, time.perf_counter() - began)
-                self._over(wanted, done)
-                wanted.done.set_result(done)
+                fault = problem
+            if self._ended(wanted, segment, fault):
+                self._finish(wanted)
 
-    def _next(self) -> _Wanted | None:
-        """The next read whose turn it is, once it may begin; None at the end."""
-        with self._changed:
-            while not self._closing:
+    def _take(self) -> tuple[_Wanted, Segment] | None:
+        """The next segment whose turn it is, once it may begin; None at the end."""
+        with self._asked:
+            while True:
                 queue = self._demand or self._ahead
                 if not queue:
-                    self._changed.wait()
-                elif queue[0].done.cancelled():
+                    if self._closing:
+                        return None
+                    self._asked.wait()
+                    continue
+                wanted = queue[0]
+                if wanted.done.cancelled():
                     queue.popleft().done.set_running_or_notify_cancel()
-                elif self._running and self._running_bytes + queue[0].size > self._most_bytes:
-                    self._changed.wait()
-                else:
-                    wanted = queue.popleft()
-                    if wanted.done.set_running_or_notify_cancel():
-                        self._running += 1
-                        self._running_bytes += wanted.size
-                        return wanted
-            return None
+                    continue
+                segment = wanted.segments[wanted.next]
+                if self._running_segments and self._running_bytes + segment.size > self._most_bytes:
+                    self._room.wait()
+                    continue
+                if not wanted.next:
+                    if not wanted.done.set_running_or_notify_cancel():
+                        queue.popleft()
+                        continue
+                    wanted.began_s = time.perf_counter()
+                    self._running += 1
+                wanted.next += 1
+                wanted.running += 1
+                if wanted.next == len(wanted.segments):
+                    queue.popleft()
+                self._running_segments += 1
+                self._running_bytes += segment.size
+                return wanted, segment
 
-    def _over(self, wanted: _Wanted, done: ReadDone | None) -> None:
+    def _ended(self, wanted: _Wanted, segment: Segment, fault: Exception | None) -> bool:
+        """Whether it was the last of the expert's segments."""
+        with self._asked:
+            self._running_segments -= 1
+            self._running_bytes -= segment.size
+            self._room.notify_all()
+            if fault is not None:
+                wanted.fault = wanted.fault or fault
+                for queue in (self._demand, self._ahead):
+                    if queue and queue[0] is wanted:
+                        queue.popleft()
+                wanted.next = len(wanted.segments)
+            wanted.running -= 1
+            return not wanted.running and wanted.next == len(wanted.segments)
+
+    def _finish(self, wanted: _Wanted) -> None:
         """Counted before the future is told: who waits for it finds it counted."""
-        with self._changed:
+        fault = wanted.fault
+        if wanted.filling is not None:
+            try:
+                if fault is None:
+                    wanted.filling.finish()
+            except Exception as problem:
+                fault = problem
+            wanted.filling.release()
+        read_bytes = sum(segment.size for segment in wanted.segments)
+        took_s = time.perf_counter() - wanted.began_s
+        with self._asked:
             self._running -= 1
-            self._running_bytes -= wanted.size
-            if done is None:
+            if fault is not None:
                 self._faults += 1
             else:
                 self._reads += 1
-                self._read_bytes += done.read_bytes
-                self._service.append(done.service_s)
-            self._changed.notify_all()
+                self._read_bytes += read_bytes
+        if fault is not None:
+            wanted.done.set_exception(fault)
+        else:
+            wanted.done.set_result(ReadDone(read_bytes, took_s))

@@ -1,8 +1,6 @@
 """Experts read from an artifact's files straight into a slot's memory, whatever the form.
 
-What lies side by side on disk is fetched by one read: a record whole, of colibri's container the three
-matrices and the three scales, of stacked files each part alone. Where slots hold what the disk holds, the
-read's target is the slot itself.
+Where slots hold what the disk holds, a read's target is the slot itself.
 
 Files are opened once, so that one that is deleted or replaced later is still read as it was.
 """
@@ -13,52 +11,25 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from mlxpool.shared.backend import Backend
 from mlxpool.shared.checkpoint import CheckpointError
 from mlxpool.shared.colibri import artifact as artifacts
 from mlxpool.shared.colibri.launch import IoMode
-from mlxpool.shared.colibri.layout import Artifact, ExpertLayout, Part, Piece, Strided
+from mlxpool.shared.colibri.layout import Artifact, ExpertLayout, Piece, Strided
 from mlxpool.shared.files import open_regular
 from mlxpool.worker.colibri import disk
-from mlxpool.worker.colibri.contract import Rows
-from mlxpool.worker.colibri.faults import ReadFault
-
-Bytes = npt.NDArray[np.uint8]
-
-# Of the widest numbers that slots hold: an array has to begin at a multiple of it.
-_WIDEST_BYTES = 4
+from mlxpool.worker.colibri.contract import ExpertSource, Filling, Rows
+from mlxpool.worker.colibri.disk import Bytes
+from mlxpool.worker.colibri.filling import WIDEST_BYTES, FileFilling, buffer_bytes
+from mlxpool.worker.colibri.segments import Segment, segments
 
 
-class Run(NamedTuple):
-    """Bytes that lie side by side in one file. pieces: indices into the layout's, in their order on disk."""
-
-    file: str
-    offset: int
-    pieces: tuple[int, ...]
-
-
-def runs(layout: ExpertLayout, expert: int) -> list[Run]:
-    """What to read for one expert: as few runs as there can be, pieces not asked for left out."""
-    places = sorted((*piece.places.at(expert), index) for index, piece in enumerate(layout.pieces))
-    found: list[Run] = []
-    end = -1
-    for file, offset, index in places:
-        if found and found[-1].file == file and offset == end:
-            found[-1] = found[-1]._replace(pieces=(*found[-1].pieces, index))
-        else:
-            found.append(Run(file, offset, (index,)))
-        end = offset + layout.pieces[index].size_bytes
-    return found
-
-
-class FileSource:
-    """contract.ExpertSource over files.
+class FileSource(ExpertSource):
+    """Over files.
 
     artifact: with layouts as this backend's slots hold them. io: the mode in use; io_reason: why it is not
     the one asked for, "" where it is. unit: of direct reads.
@@ -72,34 +43,32 @@ class FileSource:
         self._opened = {name: _state(one) for name, one in self._descriptors.items()}
         self._layouts = artifact.layouts
         self._scratch = disk.Scratch()
+        # As many in use as experts are under way.
+        size = max((buffer_bytes(layout) for layout in self._layouts.values()), default=0)
+        self._buffers = disk.Pool(lambda: disk.blocks(size))
 
     def layout(self, layer: int) -> ExpertLayout:
         return self._layouts[layer]
 
-    def fill(self, layer: int, expert: int, rows: Rows) -> int:
+    def segments(self, layer: int, expert: int, most_bytes: int) -> list[Segment]:
         layout = self._layouts[layer]
         if not 0 <= expert < layout.experts:
             raise ValueError(f"layer {layer} has {layout.experts} experts, no {expert}")
-        targets, converted = _targets(layout, rows, self._scratch)
-        for run in runs(layout, expert):
-            self._read(layer, expert, run, [targets[index] for index in run.pieces])
-        for part, read in converted:
-            _convert(part, layout, read, rows[part.projection, part.part])
-        return layout.record_bytes
+        return segments(layout, expert, most_bytes)
 
-    def _read(self, layer: int, expert: int, run: Run, targets: Sequence[Bytes]) -> None:
-        descriptor = self._descriptors[run.file]
-        try:
-            if self.io == "direct":
-                disk.read_direct(descriptor, run.offset, targets, self.unit, self._scratch)
-            else:
-                disk.read_into(descriptor, run.offset, targets)
-            if self.io == "uncached":
-                disk.drop_pages(descriptor, run.offset, sum(target.nbytes for target in targets))
-        except disk.Ended as ended:
-            raise ReadFault(layer, expert, run.file, str(ended)) from None
-        except OSError as problem:
-            raise ReadFault(layer, expert, run.file, problem.strerror or str(problem)) from None
+    def begin(self, layer: int, expert: int, rows: Rows) -> Filling:
+        layout = self._layouts[layer]
+        return FileFilling(self, layout, expert, rows, self._buffers)
+
+    def read(self, segment: Segment, targets: Sequence[Bytes]) -> None:
+        """Fill the targets, one after the other. Raises OSError, or disk.Ended."""
+        descriptor = self._descriptors[segment.file]
+        if self.io == "direct":
+            disk.read_direct(descriptor, segment.offset, targets, self.unit, self._scratch)
+        else:
+            disk.read_into(descriptor, segment.offset, targets)
+        if self.io == "uncached":
+            disk.drop_pages(descriptor, segment.offset, segment.size)
 
     def overwritten(self) -> str | None:
         for name, one in sorted(self._descriptors.items()):
@@ -167,7 +136,7 @@ def _in_phase(layout: ExpertLayout, unit: disk.Unit) -> ExpertLayout:
         (phase, _), *_ = Counter(offset % unit.address for offset in begins).most_common(1)
         is_kept = part.size_bytes % unit.address == 0 and part.fill in ("copy", "offset")
         parts.append(
-            msgspec.structs.replace(part, phase=phase if is_kept and phase % _WIDEST_BYTES == 0 else 0)
+            msgspec.structs.replace(part, phase=phase if is_kept and phase % WIDEST_BYTES == 0 else 0)
         )
     return msgspec.structs.replace(layout, parts=tuple(parts))
 
@@ -194,50 +163,3 @@ def _last(piece: Piece, experts: int) -> list[tuple[str, int]]:
         if file not in last or offset > places.offsets[last[file]]:
             last[file] = expert
     return [(places.files[file], expert) for file, expert in last.items()]
-
-
-def _targets(
-    layout: ExpertLayout, rows: Rows, scratch: disk.Scratch
-) -> tuple[list[Bytes], list[tuple[Part, Bytes]]]:
-    """Where each piece is read to; parts that are made of one afterwards, with the bytes to make them of."""
-    by_piece: dict[str, Bytes] = {}
-    converted: list[tuple[Part, Bytes]] = []
-    sizes = {piece.name: piece.size_bytes for piece in layout.pieces}
-    for part in layout.parts:
-        row = rows[part.projection, part.part]
-        if row.nbytes != part.size_bytes:
-            raise ValueError(
-                f"{part.projection}.{part.part}: a row of {row.nbytes}, not {part.size_bytes} bytes"
-            )
-        if part.fill in ("copy", "offset"):
-            by_piece[part.piece] = row
-        elif part.piece not in by_piece:
-            by_piece[part.piece] = scratch.take(part.piece, sizes[part.piece])
-        if part.fill != "copy":
-            converted.append((part, by_piece[part.piece]))
-    return [by_piece[piece.name] for piece in layout.pieces], converted
-
-
-def _convert(part: Part, layout: ExpertLayout, read: Bytes, row: Bytes) -> None:
-    if part.fill == "offset":
-        np.bitwise_xor(row, np.uint8(0x80), out=row)
-    elif part.fill == "widen":
-        piece = next(piece for piece in layout.pieces if piece.name == part.piece)
-        if piece.dtype == "BF16":
-            np.left_shift(read.view("<u2"), np.uint32(16), out=row.view("<u4"))
-        else:
-            np.copyto(row.view("<f4"), read.view("<f2"))
-    else:
-        scales = brain_floats(read.view("<u4"))
-        if part.fill == "group_biases":
-            wide = scales.astype(np.uint32) << np.uint32(16)
-            # Eight times a float is exact: the bias's rounding is the scale's.
-            scales = ((wide.view(np.float32) * np.float32(-8)).view(np.uint32) >> np.uint32(16)).astype("<u2")
-        np.copyto(row.view("<u2"), scales)
-
-
-def brain_floats(raw: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
-    """bfloat16 of float32, both as their bits, to nearest and to even."""
-    return ((raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(
-        "<u2"
-    )
