@@ -290,6 +290,12 @@ PINS = Kind(
     {"type": "number", "minimum": 0, "maximum": 0.5},
     _number_text(float),
 )
+PROBABILITY = Kind(
+    _checked(float, lambda x: 0 <= x <= 1),
+    "a number from 0 to 1",
+    {"type": "number", "minimum": 0, "maximum": 1},
+    _number_text(float),
+)
 TOOL_FAMILY = _one_of(TOOL_FAMILY_NAMES)
 REASONING_FAMILY = _one_of(REASONING_FAMILY_NAMES)
 ADAPTERS = Kind(

@@ -68,6 +68,7 @@ def launch(own: ModelSettings, tuned: Tuned, plan: StreamPlan, usage_folder: str
         mtp_slots=plan.mtp_slots,
         mtp_working_slots=plan.mtp_working_slots,
         drafts=plan.drafts,
+        draft_confidence=own.draft_confidence or 0.0,
         chunk=plan.chunk,
         io=cast("IoMode", own.io if own.io not in (None, AUTO) else tuned.io or AUTO),
         write=cast("WriteMode", own.write or AUTO),

@@ -38,6 +38,13 @@ class Colibri(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             v.MTP_MODE, "Drafts of the model's own layer. Auto without a measurement: off, as they read more."
         ),
     ] = "auto"
+    draft_confidence: Annotated[
+        float,
+        Key(
+            v.PROBABILITY,
+            "How likely a draft must be to be verified, which asks every layer for experts. 0: any draft is.",
+        ),
+    ] = 0.0
     reserve: Annotated[
         int | str,
         Key(v.AUTO_SIZE, "Left to buffers, process and safety. Auto: by the model's widths and the budget."),
@@ -72,6 +79,7 @@ class ModelColibri(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefetch: Annotated[bool | str | None, Key(v.SWITCH, "Unset: [colibri] prefetch.")] = None
     overlap: Annotated[bool | str | None, Key(v.SWITCH, "Unset: [colibri] overlap.")] = None
     mtp: Annotated[str | None, Key(v.MTP_MODE, "Unset: [colibri] mtp.")] = None
+    draft_confidence: Annotated[float | None, Key(v.PROBABILITY, "Unset: [colibri] draft_confidence.")] = None
     reserve: Annotated[int | str | None, Key(v.AUTO_SIZE, "Unset: [colibri] reserve.")] = None
     queue_depth: Annotated[int | str | None, Key(v.DEPTH, "Unset: [colibri] queue_depth.")] = None
     in_flight: Annotated[int | None, Key(v.SIZE, "Unset: [colibri] in_flight.")] = None

@@ -228,6 +228,12 @@ def keep(home: Path, **found: Any) -> None:
     tuned.keep(home, fingerprint, "cpu", Tuned(**found))
 
 
+def test_how_likely_drafts_must_be_is_told_to_the_worker(home: Path) -> None:
+    assert (stream(home, mtp="on").draft_confidence, stream(home).drafts) == (0.0, 0)
+    told = stream(home, mtp="on", draft_confidence=0.7)
+    assert (told.drafts, told.draft_confidence) == (3, 0.7)
+
+
 def test_what_was_tuned_counts_where_nothing_was_chosen(home: Path) -> None:
     assert stream(home).slots == 16
     keep(home, slots=5, io="buffered", prefetch=False, mtp=True, queue_depth=3)

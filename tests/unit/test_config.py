@@ -195,6 +195,7 @@ def test_the_homes_own_file_is_read_when_none_is_named(tmp_path: Path) -> None:
         ('[models."a"]\nmtp = true\n', 'models."a".mtp = True: use one of auto, on, off'),
         ('[colibri]\nprefetch = "yes"\n', "colibri.prefetch = 'yes': use \"auto\", or true or false"),
         ("[colibri]\npins = 0.6\n", "colibri.pins = 0.6: use a number from 0 to 0.5"),
+        ("[colibri]\ndraft_confidence = 1.5\n", "colibri.draft_confidence = 1.5: use a number from 0 to 1"),
         ("[colibri]\nreserve = 0\n", 'colibri.reserve = 0: use "auto", or bytes or a size like 5GB'),
         ('[models."a"]\nexperts = "disk"\n', "models.\"a\".experts = 'disk': use one of stream, resident"),
     ],

@@ -41,6 +41,7 @@ CHANGES = {
     "reasoning_parser": "think", "adapters": "mine", "pin": True, "idle_ttl": 1.0,
     "experts": "stream", "slots": 3, "io": "direct", "prefetch": False, "overlap": False, "mtp": "on",
     "reserve": 7, "queue_depth": 2, "in_flight": 9, "write": "assign", "pins": 0.2,
+    "draft_confidence": 0.7,
 }  # fmt: skip
 
 
