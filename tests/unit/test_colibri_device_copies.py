@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from mlxpool.shared.colibri.layout import Artifact, ExpertLayout, Part, Piece, Strided
-from mlxpool.worker.colibri.contract import Rows
+from mlxpool.worker.colibri.contract import ExpertSource, Filling, Rows
 from mlxpool.worker.colibri.device_copies import DeviceCopies, DeviceError, Driver, with_device_copies
 from mlxpool.worker.colibri.faults import ReadFault
+from mlxpool.worker.colibri.segments import Segment
 
 _SIZES = {("gate_proj", "weight"): 5000, ("up_proj", "weight"): 4096, ("down_proj", "scales"): 3}
 
@@ -25,7 +26,27 @@ def _layout(layer: int) -> ExpertLayout:
     return ExpertLayout(layer, f"layers.{layer}", 64, pieces, parts, {})
 
 
-class _Source:
+class _Filling:
+    """A part of the expert for each segment."""
+
+    def __init__(self, layer: int, expert: int, rows: Rows) -> None:
+        self._layer, self._expert, self._rows = layer, expert, rows
+        self._left = len(rows)
+
+    def read(self, segment: Segment) -> None:
+        if self._expert == 63:
+            raise ReadFault(self._layer, self._expert, "f", "gone")
+        list(self._rows.values())[segment.offset][:] = self._layer * 64 + self._expert
+        self._left -= 1
+
+    def finish(self) -> None:
+        assert self._left == 0
+
+    def release(self) -> None:
+        pass
+
+
+class _Source(ExpertSource):
     """Every byte of an expert says which one it is."""
 
     def __init__(self) -> None:
@@ -36,13 +57,15 @@ class _Source:
     def layout(self, layer: int) -> ExpertLayout:
         return self.artifact.layouts[layer]
 
-    def fill(self, layer: int, expert: int, rows: Rows) -> int:
+    def segments(self, _layer: int, _expert: int, _most_bytes: int) -> list[Segment]:
+        return [Segment("f", part, 1, ()) for part in range(len(_SIZES))]
+
+    def begin(self, layer: int, expert: int, rows: Rows) -> Filling:
         assert all(row.ctypes.data % 4096 == 0 for row in rows.values())
-        if expert == 63:
-            raise ReadFault(layer, expert, "f", "gone")
-        for row in rows.values():
-            row[:] = layer * 64 + expert
-        return sum(row.nbytes for row in rows.values())
+        return _Filling(layer, expert, rows)
+
+    def overwritten(self) -> str | None:
+        return "f"
 
     def close(self) -> None:
         self.closed = True
@@ -177,14 +200,37 @@ def test_rows_of_another_length_are_not_written(library: _Library) -> None:
     assert "cuMemcpyHtoDAsync_v2" not in library.told
 
 
-def test_what_a_thread_had_of_the_driver_ends_with_it(library: _Library) -> None:
+def test_a_threads_stream_ends_with_it_and_the_buffers_with_the_source(library: _Library) -> None:
     library.refused = 99
     copies = DeviceCopies(_Source(), Driver())  # type: ignore[arg-type]
-    threads = [threading.Thread(target=copies.fill, args=(0, 1, _rows())) for _ in range(3)]
+    begun = [copies.begin(0, expert, _rows()) for expert in range(3)]
+
+    def end(filling: Filling) -> None:
+        for segment in copies.segments(0, 0, 1):
+            filling.read(segment)
+        filling.finish()
+        filling.release()
+
+    threads = [threading.Thread(target=end, args=(filling,)) for filling in begun]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
+    del begun, threads, thread
     told = Counter(library.told)
     assert (told["cuStreamCreate"], told["cuMemHostAlloc"]) == (3, 3)
-    assert (told["cuStreamDestroy_v2"], told["cuMemFreeHost"]) == (3, 3)
+    assert (told["cuStreamDestroy_v2"], told["cuMemFreeHost"]) == (3, 0)
+    copies.close()
+    assert Counter(library.told)["cuMemFreeHost"] == 3
+
+
+def test_a_buffer_is_an_experts_until_it_is_released(library: _Library) -> None:
+    library.refused = 99
+    copies = DeviceCopies(_Source(), Driver())  # type: ignore[arg-type]
+    first, second = (copies.begin(0, expert, _rows()) for expert in (1, 2))
+    first.release()
+    third = copies.begin(0, 3, _rows())
+    assert Counter(library.told)["cuMemHostAlloc"] == 2
+    for one in (second, third):
+        one.release()
+    assert copies.overwritten() == "f"

@@ -20,8 +20,10 @@ from mlxpool.shared.colibri import artifact
 from mlxpool.shared.colibri.launch import IoMode
 from mlxpool.shared.colibri.layout import ExpertLayout, Piece, Scattered, Strided
 from mlxpool.worker.colibri import disk
+from mlxpool.worker.colibri import reader as readers
 from mlxpool.worker.colibri.faults import ReadFault
-from mlxpool.worker.colibri.segments import Run, Segment, runs, segments
+from mlxpool.worker.colibri.reader import Reader
+from mlxpool.worker.colibri.segments import Run, runs, segments
 from mlxpool.worker.colibri.sources import FileSource, open_source
 from tests import tiny_glm
 
@@ -390,6 +392,89 @@ def test_runs_are_what_the_pieces_are_and_as_few_as_can_be(layout: ExpertLayout,
         return run.file, run.offset + sum(layout.pieces[index].size_bytes for index in run.pieces)
 
     assert not {end(run) for run in found} & {(run.file, run.offset) for run in found}
+
+
+@settings(max_examples=150, deadline=None)
+@given(layouts(), st.integers(0, 1), st.integers(1, 60), st.sampled_from([1, 8, 4096]))
+def test_segments_are_every_byte_once_cut_at_blocks(
+    layout: ExpertLayout, expert: int, most_bytes: int, block: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(disk, "BLOCK_BYTES", block)
+        found = segments(layout, expert, most_bytes)
+    seen: dict[int, list[tuple[int, int]]] = {}
+    for segment in found:
+        at = segment.offset
+        assert 0 < segment.size < most_bytes + block
+        for index, start, stop in segment.spans:
+            assert start < stop
+            file, offset = layout.pieces[index].places.at(expert)
+            assert (segment.file, at) == (file, offset + start)
+            at += stop - start
+            seen.setdefault(index, []).append((start, stop))
+        assert at == segment.offset + segment.size
+    for index, piece in enumerate(layout.pieces):
+        starts, stops = zip(*sorted(seen[index]), strict=True)
+        assert (starts[0], stops[-1]) == (0, piece.size_bytes)
+        assert starts[1:] == stops[:-1]
+    begins = {(run.file, run.offset) for run in runs(layout, expert)}
+    assert all(one.offset % block == 0 for one in found if (one.file, one.offset) not in begins)
+
+
+def test_a_run_is_cut_into_equal_segments() -> None:
+    def sizes(offset: int, size: int) -> list[int]:
+        piece = Piece("w", "U8", (size,), size, Strided("f", offset, size))
+        return [one.size for one in segments(ExpertLayout(0, "m", 1, (piece,), (), {}), 0, 2**21)]
+
+    # Nowhere a small one at the end, which would cost as much as a large one.
+    assert sizes(0, 3 * 2**21) == [2**21] * 3
+    assert sizes(1000, 3 * 2**21) == [2**21 - 1000, 2**21, 2**21 + 1000]
+    assert sizes(0, 2**21 + 4096) == [2**20, 2**20 + 4096]
+
+
+@pytest.mark.parametrize("name", ["stacked", "records", "experts", "row", "grouped"])
+def test_segments_read_at_once_make_the_same_experts(
+    forms: Callable[[str], Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many small ones, of more experts than there are threads; what is converted has buffers of its own."""
+    monkeypatch.setattr(readers, "SEGMENT_BYTES", disk.BLOCK_BYTES)
+    plain = opened(forms(name))
+    for io in MODES:
+        source = opened(forms(name), io)
+        reader = Reader(source, 4, 2**20)
+        asked = [
+            (layer, expert, rows, reader.submit(layer, expert, rows, demand=bool(expert % 3)))
+            for layer, layout in source.artifact.layouts.items()
+            for expert in range(layout.experts)
+            for rows in [new_rows(layout, at=expert % 2 * 512)]
+        ]
+        for layer, expert, rows, read_ in asked:
+            assert read_.result(60).read_bytes == source.layout(layer).record_bytes
+            wanted = read(plain, layer, expert)
+            assert all((rows[key] == wanted[key]).all() for key in wanted)
+        reader.close()
+    plain.close()
+
+
+def test_a_buffer_of_an_expert_that_failed_is_used_again(
+    forms: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = opened(forms("experts"))
+    made: list[int] = []
+    real = disk.blocks
+    monkeypatch.setattr(disk, "blocks", lambda size: made.append(size) or real(size))
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk.os, "preadv", broken)
+        for _ in range(3):
+            with pytest.raises(ReadFault, match="Input/output error"):
+                source.fill(1, 0, new_rows(source.layout(1)))
+    source.fill(2, 3, new_rows(source.layout(2)))
+    assert len(made) == 1
+    source.close()
 
 
 @pytest.fixture(scope="module")

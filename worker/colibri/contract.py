@@ -21,8 +21,8 @@ Rows = Mapping[tuple[Projection, PartName], npt.NDArray[np.uint8]]
 
 
 class ReadDone(NamedTuple):
-    """One expert's read. read_bytes: what was asked of the disk. service_s: from where its first segment began
-    to its end, waiting for a turn not included."""
+    """One expert's read. read_bytes: what was asked of the disk. service_s: from its first segment's start to
+    its end, waiting for a turn not included."""
 
     read_bytes: int
     service_s: float

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from mlxpool.shared.backend import Backend
-from mlxpool.shared.colibri.layout import Artifact, ExpertLayout
+from mlxpool.shared.colibri.layout import ExpertLayout
 from mlxpool.worker.colibri import disk
 from mlxpool.worker.colibri.contract import ExpertSource, Filling, Rows
 from mlxpool.worker.colibri.disk import Bytes
@@ -180,7 +180,7 @@ class DeviceCopies(ExpertSource):
 
 
 def _cut(buffer: Bytes, rows: Rows) -> Rows:
-    """The buffer as rows like these, each from a block's beginning: what reads past the page cache ask for."""
+    """The buffer as rows like these, each from a block's beginning, as direct reads want it."""
     found, place = {}, 0
     for key, row in rows.items():
         found[key] = buffer[place : place + row.nbytes]

@@ -38,9 +38,9 @@ class ReaderStats(NamedTuple):
 
 
 class _Wanted:
-    """An expert that is asked for. The reader's lock guards all but `filling`, which has its own.
+    """An expert that is asked for. The reader's lock guards it, and `opening` what `open` sets.
 
-    next: the first segment that hasn't begun. running: of its segments, or its end. fault: the first one.
+    next: the first segment that hasn't begun. running: segments under way. fault: the first one.
     """
 
     def __init__(self, layer: int, expert: int, rows: Rows, segments: Sequence[Segment]) -> None:
@@ -51,17 +51,18 @@ class _Wanted:
         self.fault: Exception | None = None
         self.opening = threading.Lock()
         self.filling: Filling | None = None
+        self.refused: Exception | None = None
 
     def open(self, source: ExpertSource) -> Filling:
         """What its segments go through, made by the thread that comes first. Raises as `begin` does."""
         with self.opening:
+            if self.refused is not None:
+                raise self.refused
             if self.filling is None:
-                if self.fault is not None:
-                    raise self.fault
                 try:
                     self.filling = source.begin(self.layer, self.expert, self.rows)
                 except Exception as problem:
-                    self.fault = problem
+                    self.refused = problem
                     raise
             return self.filling
 
