@@ -39,12 +39,19 @@ class Faulty:
         self.before: Callable[[tuple[int, int]], None] = lambda _: None
 
     def __call__(self, tokens: Any, cache: Any) -> Any:
+        self._watch(tokens)
+        return self._model(tokens, cache=cache)
+
+    def take_in(self, tokens: Any, cache: Any) -> None:
+        self._watch(tokens)
+        getattr(self._model, "take_in", self._model)(tokens, cache=cache)
+
+    def _watch(self, tokens: Any) -> None:
         self.shapes.append(tokens.shape)
         if self.fail_when(tokens.shape):
             self.fail_when = lambda _: False
             raise RuntimeError("out of something")
         self.before(tokens.shape)
-        return self._model(tokens, cache=cache)
 
 
 class Client:

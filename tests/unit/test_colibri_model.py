@@ -61,6 +61,35 @@ def run(model: Any, chunk: int, cache: list[Any], ids: mx.array = IDS) -> mx.arr
     return mx.concatenate(pieces, axis=1)
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 64, 101])
+def test_taking_tokens_in_leaves_caches_as_a_call_does(model: Model, chunk: int) -> None:
+    called, taken = model.make_cache(), model.make_cache()
+    for start in range(0, 101, chunk):
+        part = IDS[:, start : start + chunk]
+        model(part, cache=called)
+        model.take_in(part, cache=taken)
+        mx.eval([each.state for each in (*called, *taken)])
+    wanted, got = (tree_flatten([layer.state for layer in each]) for each in (called, taken))
+    arrays = [(one, other) for (_, one), (_, other) in zip(wanted, got, strict=True) if one is not None]
+    arrays = [(one, other) for one, other in arrays if isinstance(one, mx.array)]
+    # Latents and rotated parts of seven layers, keys of the four with an indexer.
+    assert len(arrays) >= 7 * 2 + 4
+    assert all(mx.array_equal(one, other) for one, other in arrays)
+    assert mx.array_equal(model(IDS[:, :1], cache=called), model(IDS[:, :1], cache=taken))
+
+
+def test_a_tap_hears_of_tokens_that_are_taken_in(model: Model) -> None:
+    heard: list[tuple[mx.array, mx.array]] = []
+    model.tap = lambda tokens, states: heard.append((tokens, states))
+    try:
+        model.take_in(IDS, cache=model.make_cache())
+    finally:
+        model.tap = None
+    ((tokens, states),) = heard
+    assert mx.array_equal(tokens, IDS)
+    assert mx.array_equal(states, model.hidden(IDS, cache=model.make_cache()))
+
+
 @pytest.mark.parametrize("bits", [4, None])
 def test_with_an_indexer_on_every_layer_it_is_mlx_lms_class_bit_for_bit(
     bits: int | None, tmp_path: Path

@@ -94,11 +94,24 @@ class Trunk(nn.Module):  # type: ignore[misc]  # mlx has no types here
 
     def __call__(self, tokens: mx.array, cache: Caches | None = None) -> mx.array:
         """[B, L, D] behind the last layer, before the final norm."""
+        x, chosen = self._until_last(tokens, cache)
+        last: mx.array = self.layers[-1](x, cache[-1] if cache else None, chosen)[0]
+        return last
+
+    def take_in(self, tokens: mx.array, cache: Caches) -> None:
+        """Into the caches. Of the last layer that takes its keys and values alone."""
+        x, chosen = self._until_last(tokens, cache)
+        last = self.layers[-1]
+        last.self_attn(last.input_layernorm(x), cache[-1], chosen)
+
+    def _until_last(self, tokens: mx.array, cache: Caches | None) -> tuple[mx.array, mx.array | None]:
+        """What the last layer is given."""
         x: mx.array = self.embed_tokens(tokens)
         chosen: mx.array | None = None
-        for layer, held in zip(self.layers, cache or [None] * len(self.layers), strict=True):
+        layers = self.layers[:-1]
+        for layer, held in zip(layers, cache[:-1] if cache else [None] * len(layers), strict=True):
             x, chosen = layer(x, held, chosen)
-        return x
+        return x, chosen
 
 
 class Model(deepseek_v32.Model):  # type: ignore[misc]  # mlx-lm has no types here
@@ -123,6 +136,15 @@ class Model(deepseek_v32.Model):  # type: ignore[misc]  # mlx-lm has no types he
         if self.tap is not None:
             self.tap(inputs, hidden)
         return self.logits(hidden)
+
+    def take_in(self, inputs: mx.array, cache: Caches) -> None:
+        """As a call whose logits nobody wants: the caches hold the same afterwards. Routers are asked for
+        their choice as experts are read, so the last layer's would be read for nothing. Where there is a tap
+        its states are wanted all the same."""
+        if self.tap is None:
+            self.model.take_in(inputs, cache)
+        else:
+            self.tap(inputs, self.hidden(inputs, cache))
 
     def hidden(self, inputs: mx.array, cache: Caches | None = None) -> mx.array:
         """[B, L, D] before the final norm."""

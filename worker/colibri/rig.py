@@ -27,7 +27,7 @@ from mlxpool.worker.colibri.load import clear
 from mlxpool.worker.colibri.mtp import MtpDraft, add_draft_layer
 from mlxpool.worker.colibri.stream import ExpertStream
 from mlxpool.worker.engine.batch import DecodeBatch
-from mlxpool.worker.engine.prefill import copy_caches
+from mlxpool.worker.engine.prefill import copy_caches, take_in
 from mlxpool.worker.engine.row import Row
 from mlxpool.worker.request.plan import Plan, Sampling
 from mlxpool.worker.text.answer import AnswerText
@@ -136,7 +136,7 @@ class Rig:
         width = self._launch.chunk
         for start in range(0, len(ids) - 1, width):
             chunk = list(ids[start : min(start + width, len(ids) - 1)])
-            self._loaded.model(mx.array([chunk], dtype=mx.uint32), cache=caches)
+            take_in(self._loaded.model, chunk, caches)
             mx.eval([cache.state for cache in caches])
         mx.clear_cache()
         after = self._counts(len(ids) - 1)

@@ -274,7 +274,7 @@ class Prefills:
         chunk = prompt.ids[prompt.done : end]
         began_s = time.perf_counter()
         model = self._switch.under(prompt.adapters)
-        model(mx.array([chunk], dtype=mx.uint32), cache=prompt.caches)
+        take_in(model, chunk, prompt.caches)
         mx.eval([cache.state for cache in prompt.caches])
         self._check()
         elapsed_s = time.perf_counter() - began_s
@@ -315,6 +315,12 @@ class Prefills:
         for row, own in zip(rows, caches, strict=True):
             row.cache = own
         return rows
+
+
+def take_in(model: Any, ids: Sequence[int], caches: list[Any]) -> None:
+    """Make the graph of these ids' pass, of which caches are all that is wanted. As nothing else of it is
+    evaluated, a model needs no way of its own for this, unless it reads while the graph is made."""
+    getattr(model, "take_in", model)(mx.array([ids], dtype=mx.uint32), cache=caches)
 
 
 def _give_back() -> None:
