@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlxpool.shared.colibri.layout import ExpertLayout, Part, Piece, Quantised, Strided
+from mlxpool.worker.colibri import huge_pages
 from mlxpool.worker.colibri import slab as slabs
+from mlxpool.worker.colibri.huge_pages import HUGE_BYTES
 from mlxpool.worker.colibri.slab import PAGE_BYTES, Slab, Staging, Writing, writing
 
 MODES: tuple[Writing, ...] = ("direct", "assign")
@@ -161,3 +167,46 @@ def test_a_slot_that_is_not_there_is_no_kernels_to_read() -> None:
     slab.resize(2, [0, 1])
     with pytest.raises(IndexError, match="slots 2 to 2 of 2"):
         slab.places([2])
+
+
+def _huge_bytes(place: int) -> int:
+    """Of the mapping that an address is in, as the kernel counts them."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first:
+            start, end = (int(one, 16) for one in first.split("-"))
+            inside = start <= place < end
+        elif inside and first == "AnonHugePages:":
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no such mapping")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has huge pages for who asks")
+def test_large_slabs_lie_in_huge_pages_if_there_are_any() -> None:
+    plain = mmap.mmap(-1, 8 * HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    plain.madvise(mmap.MADV_HUGEPAGE)
+    plain.write(bytes(8 * HUGE_BYTES))
+    with memoryview(plain) as view:
+        given = _huge_bytes(np.frombuffer(view, np.uint8).ctypes.data + HUGE_BYTES)
+    slab = Slab(_layout(8 * HUGE_BYTES), 2, "direct")
+    if given:
+        row = slab.rows(1)["gate_proj", "weight"]
+        assert _huge_bytes(row.ctypes.data) >= 8 * HUGE_BYTES
+    assert not any(row.any() for slot in range(2) for row in _bytes(slab, slot).values())
+    written = _put(slab, 1, 3)
+    assert _same(_bytes(slab, 1), written)
+
+
+def test_where_the_system_has_no_huge_pages_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[int] = []
+
+    class Refusing:
+        def __init__(self, _: object) -> None:
+            self.madvise = lambda _place, _size, advice: refused.append(advice) or -1
+
+    monkeypatch.setattr(huge_pages.ctypes, "CDLL", Refusing)
+    memory = np.ones(2 * HUGE_BYTES, np.uint8)
+    assert not huge_pages.move_zeros(memory)
+    assert memory.all()
+    assert refused == [getattr(mmap, "MADV_HUGEPAGE", 14)][: sys.platform == "linux"]

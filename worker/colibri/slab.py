@@ -23,6 +23,7 @@ import numpy.typing as npt
 from mlxpool.shared.colibri.launch import WriteMode
 from mlxpool.shared.colibri.layout import ExpertLayout, Part, PartName, Projection
 from mlxpool.worker.colibri.contract import Rows
+from mlxpool.worker.colibri.huge_pages import move_zeros
 
 Bytes = npt.NDArray[np.uint8]
 Key = tuple[Projection, PartName]
@@ -64,6 +65,7 @@ def _direct(part: Part, slots: int) -> _Direct:
     whole = _pages(part, slots)
     mx.eval(whole)
     host: Bytes = np.array(whole, copy=False).reshape(-1).view(np.uint8)
+    move_zeros(host)
     start = (part.phase - host.ctypes.data) % PAGE_BYTES
     rows = host[start : start + slots * part.size_bytes].reshape(slots, part.size_bytes)
     array = _view(whole, part, slots, start)
