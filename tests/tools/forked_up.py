@@ -2,8 +2,9 @@
 parents, and each would spend half a second of a core on imports alone.
 
 `ForkedUp(argv, env, log)` is as much of a subprocess.Popen as `Served` uses. One process of the tests has one
-nursery, started with the first parent; it holds nothing but modules, ends with the process whose it is, and
-tells of each child's end once it has waited for it. Run as a file, this is the nursery.
+nursery, started with the first parent; it holds nothing but modules and tells of each child's end once it has
+waited for it. It ends with the process whose it is, however that ends, and takes its children along. Run as a
+file, this is the nursery.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 if not __package__:
     # Started as a file: `tests` is imported from the folder that holds it.
@@ -114,6 +115,7 @@ def _nursery() -> _Nursery:
 def _tend(tests: socket.socket) -> list[str]:
     """Fork what is asked for and tell what has ended, until the tests are gone. Returns in a child, with its
     arguments."""
+    children: set[int] = set()
     woken, wake = socket.socketpair()
     for end in (woken, wake):
         end.setblocking(False)
@@ -126,14 +128,18 @@ def _tend(tests: socket.socket) -> list[str]:
             ready = [key.fileobj for key, _ in selector.select()]
             if woken in ready:
                 woken.recv(4096)
-            if tests in ready:
-                request, log = _asked_for(tests)
-                pid = os.fork()
-                if not pid:
-                    break
-                os.close(log)
-                _tell(tests, pid=pid)
-            _tell_of_ended(tests)
+            try:
+                if tests in ready:
+                    request, log = _asked_for(tests)
+                    pid = os.fork()
+                    if not pid:
+                        break
+                    os.close(log)
+                    children.add(pid)
+                    _tell(tests, pid=pid)
+                _tell_of_ended(tests, children)
+            except ConnectionError:
+                _end(children)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for end in (tests, woken, wake):
@@ -147,22 +153,31 @@ def _tend(tests: socket.socket) -> list[str]:
 
 
 def _asked_for(tests: socket.socket) -> tuple[dict[str, Any], int]:
-    """A request and its log's descriptor. Ends the nursery when nobody is there to ask."""
+    """A request and its log's descriptor. Raises ConnectionError when nobody is there to ask."""
     line, descriptors = b"", []
     while not line.endswith(b"\n"):
         read, came, _, _ = socket.recv_fds(tests, READ_BYTES, 1)
         if not read:
-            os._exit(0)
+            raise ConnectionResetError("the tests are gone")
         line += read
         descriptors += came
     return json.loads(line), descriptors[0]
 
 
-def _tell_of_ended(tests: socket.socket) -> None:
+def _tell_of_ended(tests: socket.socket, children: set[int]) -> None:
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
+            children.discard(pid)
             _tell(tests, pid=pid, returncode=os.waitstatus_to_exitcode(status))
+
+
+def _end(children: set[int]) -> NoReturn:
+    """Nobody waits for the children any more. They are not waited for, so their numbers are still theirs."""
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(0)
 
 
 def _tell(tests: socket.socket, **what: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -36,6 +37,33 @@ async def test_a_signal_ends_the_one_that_it_is_sent_to(
         assert one.process.poll() is None
         assert (await one.request("GET", "/health")).status == 200
     assert one.process.returncode == 0
+
+
+# A run of tests that has started a parent, says its number, and waits to be killed.
+RUN = """
+import sys
+from pathlib import Path
+from tests.unit.test_forked_up import forked
+print(forked(Path(sys.argv[1])).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_was_forked_ends_with_tests_that_are_killed(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN, str(tmp_path)],
+        cwd=Path(__file__).resolve().parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as run:
+        assert run.stdout is not None
+        child = psutil.Process(int(run.stdout.readline()))
+        nursery = psutil.Process(child.ppid())
+        assert nursery.ppid() == run.pid
+        run.kill()
+    for process in (child, nursery):
+        process.wait(60)
+        assert not process.is_running()
 
 
 async def test_each_has_the_environment_that_it_was_given(tmp_path: Path) -> None:
