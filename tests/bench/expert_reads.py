@@ -80,14 +80,14 @@ def measure(report: Any, form: str, folder: Path, rounds: int, depths: Sequence[
         slots = [slot(source.layout(0)) for _ in range(2 * depth)]
         report.figures["address"] = source.unit.address
         reader = Reader(source, depth, UNBOUNDED)
-        bare = PlainReader(folder, expert, depth, direct=True)
+        bare = PlainReader(folder, [expert], depth, direct=True)
         for turn in range(rounds):
             order = draw.permutation(expert.experts).tolist()
             for is_ours in (True, False) if turn % 2 else (False, True):
                 if is_ours:
                     ours.samples.append(read_ours(reader, expert, slots, order))
                 else:
-                    took = bare.read(order)
+                    took = bare.read(expert.layer, order)
                     plain.samples.append(len(order) * expert.record_bytes / took / 1e9)
         reader.close()
         bare.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import threading
@@ -12,29 +13,24 @@ from typing import Any
 
 from mlxpool.shared.colibri import layout
 from mlxpool.worker.colibri import disk
-from mlxpool.worker.colibri.sources import runs
+from mlxpool.worker.colibri.segments import runs
 
 
 class PlainReader:
     """Whole blocks around what each expert's parts take on disk, a request for each place where they lie side
     by side. depth: threads, each of which makes one request after another. direct: past the page cache."""
 
-    def __init__(self, folder: Path, expert: layout.ExpertLayout, depth: int, direct: bool) -> None:
-        sizes = [piece.size_bytes for piece in expert.pieces]
-        self._requests: list[list[tuple[int, int, int]]] = []
+    def __init__(
+        self, folder: Path, layouts: Sequence[layout.ExpertLayout], depth: int, direct: bool
+    ) -> None:
         self._files: dict[str, int] = {}
-        for one in range(expert.experts):
-            made = []
-            for run in runs(expert, one):
-                if run.file not in self._files:
-                    self._files[run.file] = os.open(folder / run.file, os.O_RDONLY)
-                start = run.offset // disk.BLOCK_BYTES * disk.BLOCK_BYTES
-                end = run.offset + sum(sizes[index] for index in run.pieces)
-                made.append((self._files[run.file], start, _whole_blocks(end - start)))
-            self._requests.append(made)
+        self._requests = {
+            of.layer: [self._of(folder, of, one) for one in range(of.experts)] for of in layouts
+        }
         disk.prepare(list(self._files.values()), "direct" if direct else "buffered")
         self._ends = {one: os.fstat(one).st_size for one in self._files.values()}
-        widest = max(size for made in self._requests for _, _, size in made)
+        experts = itertools.chain.from_iterable(self._requests.values())
+        widest = max(size for _, _, size in itertools.chain.from_iterable(experts))
         self._asked: queue.SimpleQueue[tuple[int, int, int] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
         for _ in range(depth):
@@ -44,15 +40,27 @@ class PlainReader:
             threading.Thread(target=self._work, args=(buffer,), daemon=True).start()
         self._depth = depth
 
+    def _of(self, folder: Path, expert: layout.ExpertLayout, one: int) -> list[tuple[int, int, int]]:
+        """Descriptor, offset and size of each request."""
+        sizes = [piece.size_bytes for piece in expert.pieces]
+        made = []
+        for run in runs(expert, one):
+            if run.file not in self._files:
+                self._files[run.file] = os.open(folder / run.file, os.O_RDONLY)
+            start = run.offset // disk.BLOCK_BYTES * disk.BLOCK_BYTES
+            end = run.offset + sum(sizes[index] for index in run.pieces)
+            made.append((self._files[run.file], start, _whole_blocks(end - start)))
+        return made
+
     def _work(self, buffer: Any) -> None:
         while (request := self._asked.get()) is not None:
             descriptor, start, size = request
             disk.read_into(descriptor, start, [buffer[:size]], min(start + size, self._ends[descriptor]))
             self._done.put(size)
 
-    def read(self, experts: Sequence[int]) -> float:
+    def read(self, layer: int, experts: Sequence[int]) -> float:
         """Seconds until all of them have been read."""
-        requests = [request for one in experts for request in self._requests[one]]
+        requests = [request for one in experts for request in self._requests[layer][one]]
         began = time.perf_counter()
         for request in requests:
             self._asked.put(request)
