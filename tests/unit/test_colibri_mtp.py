@@ -18,7 +18,7 @@ from mlxpool.shared.checkpoint import CheckpointError
 from mlxpool.shared.colibri import artifact as artifacts
 from mlxpool.shared.colibri.launch import StreamLaunch
 from mlxpool.worker.colibri import load, mtp
-from mlxpool.worker.colibri.contract import Rows
+from mlxpool.worker.colibri.contract import Filling, Rows
 from mlxpool.worker.colibri.faults import ReadFault
 from mlxpool.worker.colibri.model import Model, layer_cache
 from mlxpool.worker.colibri.mtp import MtpDraft, add_draft_layer
@@ -388,15 +388,15 @@ async def test_an_expert_of_the_draft_layer_that_cannot_be_read_ends_that_reques
     of = plan(prompt(20), max_tokens=20)
     (expected,), *_ = await answers(running, [of])
     broken = [True]
-    fill = FileSource.fill
+    begin = FileSource.begin
 
-    def failing(self: FileSource, layer: int, expert: int, rows: Rows) -> int:
+    def failing(self: FileSource, layer: int, expert: int, rows: Rows) -> Filling:
         if layer == 3 and broken:
             broken.pop()
             raise ReadFault(layer, expert, "out-mtp-00000.safetensors", "the disk is gone")
-        return fill(self, layer, expert, rows)
+        return begin(self, layer, expert, rows)
 
-    monkeypatch.setattr(FileSource, "fill", failing)
+    monkeypatch.setattr(FileSource, "begin", failing)
     client = await running.ask(of)
     (failure,) = (event for event in client.events if isinstance(event, Failure))
     assert "layer 3, expert" in failure.error.message
@@ -411,14 +411,14 @@ async def test_a_draft_is_given_up_when_nobody_waits_for_it(
     of = plan(prompt(20), max_tokens=20)
     (expected,), *_ = await answers(running, [of])
     rows: list[Row] = []
-    fill = FileSource.fill
+    begin = FileSource.begin
 
-    def leaving(self: FileSource, layer: int, expert: int, rows_of: Rows) -> int:
+    def leaving(self: FileSource, layer: int, expert: int, rows_of: Rows) -> Filling:
         if layer == 3 and rows and rows[0].emitted > 4:
             rows.pop().cancelled = True
-        return fill(self, layer, expert, rows_of)
+        return begin(self, layer, expert, rows_of)
 
-    monkeypatch.setattr(FileSource, "fill", leaving)
+    monkeypatch.setattr(FileSource, "begin", leaving)
     client, row = running.submit(of)
     rows.append(row)
     await until(lambda: running.engine.pending == 0)

@@ -15,6 +15,7 @@ import pytest
 from mlxpool.shared.colibri.launch import StreamLaunch
 from mlxpool.shared.control import CacheLaunch
 from mlxpool.worker.cache.durability import flush
+from mlxpool.worker.colibri.contract import Filling
 from mlxpool.worker.colibri.serving import load_streamed
 from mlxpool.worker.colibri.sources import FileSource
 from mlxpool.worker.engine.terms import Loaded
@@ -209,21 +210,21 @@ async def test_a_client_that_leaves_in_mid_prefill_stops_the_reading(
     running = await start_streamed(folders("stacked"))
     expected = await running.ask(plan(PROMPT, max_tokens=6))
     reading, go = threading.Event(), threading.Event()
-    fill = FileSource.fill
+    begin = FileSource.begin
 
-    def slow(self: FileSource, layer: int, expert: int, rows: Any) -> int:
+    def slow(self: FileSource, layer: int, expert: int, rows: Any) -> Filling:
         reading.set()
         assert go.wait(WAIT_S)
-        return fill(self, layer, expert, rows)
+        return begin(self, layer, expert, rows)
 
-    monkeypatch.setattr(FileSource, "fill", slow)
+    monkeypatch.setattr(FileSource, "begin", slow)
     before = running.engine.streamed.stats().main.loads
     _, row = running.submit(plan([*PROMPT, *PROMPT], max_tokens=6))
     assert await asyncio.to_thread(reading.wait, WAIT_S)
     running.engine.cancel(row)
     go.set()
     await until(lambda: running.engine.pending == 0)
-    monkeypatch.setattr(FileSource, "fill", fill)
+    monkeypatch.setattr(FileSource, "begin", begin)
     # The first group of the first layer, not six layers of sixteen.
     assert running.engine.streamed.stats().main.loads - before <= 16
     assert running.engine.counters.kv_used_bytes == 0
