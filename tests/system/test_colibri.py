@@ -120,7 +120,9 @@ async def test_it_is_a_model_like_another(tmp_path: Path, models: Path) -> None:
         heat = (await served.request("GET", "/api/models/glm/experts")).body
         assert [layer["layer"] for layer in heat["layers"]] == [1, 2, 3, 4, 5, 6]
         assert all(len(layer["counts"]) == 16 for layer in heat["layers"])
-        assert all(sum(layer["counts"]) > 500 for layer in heat["layers"])
+        *counts, last = (sum(layer["counts"]) for layer in heat["layers"])
+        # Prompts ask nothing of the last layer.
+        assert min(counts) > 500 > last > 100
         assert all(len(layer["resident"]) == 4 for layer in heat["layers"])
 
         await ask(served, "llama")
