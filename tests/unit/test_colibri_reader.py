@@ -254,6 +254,35 @@ def test_all_threads_read_the_only_expert_that_is_asked_for(begin: Begin) -> Non
     assert (source.opened, source.finished, source.released) == ([5], [5], [5])
 
 
+def test_what_waits_is_shared_among_the_threads(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread alone takes experts whole, and many threads an expert that is alone in as many pieces."""
+    monkeypatch.setattr(readers, "SEGMENT_BYTES", 30)
+
+    def asked(threads: int, experts: int) -> list[int]:
+        source, reader = begin(threads)
+        cut = source.segments
+        asked: list[int] = []
+        source.segments = lambda *of: asked.append(of[2]) or cut(*of)  # type: ignore[method-assign]
+        held = [ask(reader, 60 + one, layer=1) for one in range(threads)]
+        source.until_begun(threads)
+        asked.clear()
+        futures = [ask(reader, expert) for expert in range(experts)]
+        source.let(*range(60, 64), layer=1)
+        source.let(*range(experts))
+        wait([*held, *futures], LIMIT_S)
+        return asked
+
+    assert asked(1, 3) == [3 * SIZE, 2 * SIZE, SIZE]
+    assert asked(2, 3) == [3 * SIZE // 2, SIZE, SIZE // 2]
+    assert asked(4, 2) == [SIZE // 2, 30]
+
+
+def test_an_expert_that_a_layer_does_not_have_is_refused(begin: Begin) -> None:
+    _, reader = begin()
+    with pytest.raises(ValueError, match="layer 0 has 64 experts, no 64"):
+        ask(reader, 64)
+
+
 def test_all_segments_of_an_expert_go_before_the_next_ones(begin: Begin) -> None:
     source, reader = begin()
     futures = [ask(reader, expert, layer=2) for expert in (3, 1, 2)]

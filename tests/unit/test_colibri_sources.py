@@ -437,7 +437,9 @@ def test_segments_read_at_once_make_the_same_experts(
     forms: Callable[[str], Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many small ones, of more experts than there are threads; what is converted has buffers of its own."""
-    monkeypatch.setattr(readers, "SEGMENT_BYTES", disk.BLOCK_BYTES)
+    monkeypatch.setattr(
+        readers.Reader, "_cut", lambda self, one, _: self._source.segments(one.layer, one.expert, 4096)
+    )
     plain = opened(forms(name))
     for io in MODES:
         source = opened(forms(name), io)

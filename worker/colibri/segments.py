@@ -12,9 +12,9 @@ from typing import NamedTuple
 from mlxpool.shared.colibri.layout import ExpertLayout
 from mlxpool.worker.colibri import disk
 
-# What one read is to fetch: several of them make an expert, so that one alone keeps a disk busy, and each is
-# worth its turn, some 30 us of Python.
-SEGMENT_BYTES = 2 * 2**20
+# What one read fetches at least, where a run has it: enough for a disk to be as fast as it is, and worth a
+# thread's turn (some 50 us).
+SEGMENT_BYTES = 2**20
 
 
 class Run(NamedTuple):
