@@ -1,8 +1,9 @@
 """Demand reads of experts against the disk: our reader over a plain one, at the same size and depth.
 
-The experts are GLM-5.2's in each form that they lie on disk: a record (one read of 21.2 MB), stacked tensors
-(nine), colibri's container (two). The plain reader has as many threads, each of which reads as many bytes in
-one piece from the same files into a buffer of its own. Both pass the page cache. In turn, one process.
+The experts are GLM-5.2's in each form that they lie on disk: a record (one range of 21.2 MB), stacked tensors
+(nine), colibri's container (two). The plain reader has as many threads, each of which reads one range after
+another of the same files, into memory of the same kind. Both pass the page cache. In turn, one process. All
+experts are asked for at once, then one or two at a time of the usual eight threads.
 
 `address` of the report: what the driver wants of one, 512 in virtual machines, where slots have to lie as the
 files do for reads to go straight into them.
@@ -28,14 +29,18 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from mlxpool.shared.colibri import artifact, layout, records
-from mlxpool.worker.colibri import disk
 from mlxpool.worker.colibri.reader import Reader
+from mlxpool.worker.colibri.slab import Slab
 from mlxpool.worker.colibri.sources import open_source
+from tests import tiny_glm
 from tests.bench import common
-from tests.bench.plain_reader import PlainReader
+from tests.bench.plain_reader import SLOTS, PlainReader
 
 OF_PLAIN = 0.9
 DEPTHS = (1, 2, 4, 8, 16)
+# Experts asked for at a time: as many as there are, and few at the usual depth.
+FEW = (1, 2)
+USUAL_DEPTH = 8
 HIDDEN, INNER = 6144, 2048
 LIMIT_S = 600.0
 PARTS = (("weight", "U32", 8, 4), ("scales", "BF16", 64, 2), ("biases", "BF16", 64, 2))
@@ -71,46 +76,41 @@ def measure(report: Any, form: str, folder: Path, rounds: int, depths: Sequence[
     held = artifact.read(folder)
     expert = held.layers[0]
     draw = np.random.default_rng(0)
-    for depth in depths:
-        ours = report.row(f"{form}, depth {depth}", "GB/s")
-        plain = report.row(f"plain at the size of {form}, depth {depth}", "GB/s")
+    cases = [(depth, expert.experts, f"{form}, depth {depth}") for depth in depths]
+    cases += [(USUAL_DEPTH, few, f"{form}, {few} at a time") for few in FEW]
+    for depth, at_once, name in cases:
+        ours, plain = report.row(name, "GB/s"), report.row(f"plain, {name}", "GB/s")
         source = open_source(held, "cpu", "direct")
         if source.io != "direct" and sys.platform == "linux":
             raise RuntimeError(source.io_reason)
-        slots = [slot(source.layout(0)) for _ in range(2 * depth)]
+        slab = Slab(source.layout(0), SLOTS, "direct")
+        slots = [slab.rows(place) for place in range(SLOTS)]
         report.figures["address"] = source.unit.address
         reader = Reader(source, depth, UNBOUNDED)
         bare = PlainReader(folder, [expert], depth, direct=True)
         for turn in range(rounds):
             order = draw.permutation(expert.experts).tolist()
             for is_ours in (True, False) if turn % 2 else (False, True):
-                if is_ours:
-                    ours.samples.append(read_ours(reader, expert, slots, order))
-                else:
-                    took = bare.read(expert.layer, order)
-                    plain.samples.append(len(order) * expert.record_bytes / took / 1e9)
+                begun = time.perf_counter()
+                for first in range(0, len(order), at_once):
+                    asked = order[first : first + at_once]
+                    if is_ours:
+                        read_ours(reader, expert, slots, asked)
+                    else:
+                        bare.read(expert.layer, asked)
+                took = time.perf_counter() - begun
+                (ours if is_ours else plain).samples.append(len(order) * expert.record_bytes / took / 1e9)
         reader.close()
         bare.close()
         pairs = zip(ours.samples, plain.samples, strict=True)
-        report.figures[f"{form} over plain, depth {depth}"] = statistics.median(a / b for a, b in pairs)
+        report.figures[f"over plain: {name}"] = statistics.median(a / b for a, b in pairs)
 
 
-def slot(expert: layout.ExpertLayout) -> dict[Any, Any]:
-    """Rows as a slab's, touched."""
-    rows = {}
-    for part in expert.parts:
-        whole = disk.blocks(part.phase + part.size_bytes)
-        whole[:] = 1
-        rows[part.projection, part.part] = whole[part.phase :]
-    return rows
-
-
-def read_ours(reader: Reader, expert: layout.ExpertLayout, slots: list[Any], order: list[int]) -> float:
-    begun = time.perf_counter()
+def read_ours(reader: Reader, expert: layout.ExpertLayout, slots: list[Any], order: list[int]) -> None:
     asked = [reader.submit(expert.layer, one, slots[place % len(slots)]) for place, one in enumerate(order)]
     wait(asked, LIMIT_S)
-    took = time.perf_counter() - begun
-    return sum(one.result().read_bytes for one in asked) / took / 1e9
+    for one in asked:
+        one.result()
 
 
 def shapes() -> Iterator[tuple[layout.Projection, int, int]]:
@@ -119,14 +119,16 @@ def shapes() -> Iterator[tuple[layout.Projection, int, int]]:
 
 
 def write_config(folder: Path, experts: int) -> None:
-    said = {
-        "model_type": "glm_moe_dsa",
-        "num_hidden_layers": 1,
-        "n_routed_experts": experts,
-        "hidden_size": HIDDEN,
-        "moe_intermediate_size": INNER,
-        "quantization": {"group_size": 64, "bits": 4},
-    }
+    said = tiny_glm.config(
+        num_hidden_layers=1,
+        first_k_dense_replace=0,
+        num_nextn_predict_layers=0,
+        indexer_types=["full"],
+        n_routed_experts=experts,
+        hidden_size=HIDDEN,
+        moe_intermediate_size=INNER,
+        quantization={"group_size": 64, "bits": 4},
+    )
     (folder / "config.json").write_text(json.dumps(said))
 
 

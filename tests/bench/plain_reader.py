@@ -9,11 +9,14 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mlxpool.shared.colibri import layout
 from mlxpool.worker.colibri import disk
 from mlxpool.worker.colibri.segments import runs
+
+# Of experts, in memory that is read into by turns, as slots are: what a disk has just written to is in the
+# processor's caches, and faster to write to.
+SLOTS = 18
 
 
 class PlainReader:
@@ -33,11 +36,13 @@ class PlainReader:
         widest = max(size for _, _, size in itertools.chain.from_iterable(experts))
         self._asked: queue.SimpleQueue[tuple[int, int, int] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
+        count = max(SLOTS * max(of.record_bytes for of in layouts) // widest, 2 * depth)
+        # In one piece, for which numpy asks for huge pages, and touched beforehand, as slots are.
+        self._memory = disk.blocks(count * widest)
+        self._memory[:] = 1
+        self._places = itertools.cycle(range(0, count * widest, widest))
         for _ in range(depth):
-            # The memory is touched beforehand, as a slot's is.
-            buffer = disk.blocks(widest)
-            buffer[:] = 1
-            threading.Thread(target=self._work, args=(buffer,), daemon=True).start()
+            threading.Thread(target=self._work, daemon=True).start()
         self._depth = depth
 
     def _of(self, folder: Path, expert: layout.ExpertLayout, one: int) -> list[tuple[int, int, int]]:
@@ -52,10 +57,12 @@ class PlainReader:
             made.append((self._files[run.file], start, _whole_blocks(end - start)))
         return made
 
-    def _work(self, buffer: Any) -> None:
+    def _work(self) -> None:
         while (request := self._asked.get()) is not None:
             descriptor, start, size = request
-            disk.read_into(descriptor, start, [buffer[:size]], min(start + size, self._ends[descriptor]))
+            place = next(self._places)
+            target = self._memory[place : place + size]
+            disk.read_into(descriptor, start, [target], min(start + size, self._ends[descriptor]))
             self._done.put(size)
 
     def read(self, layer: int, experts: Sequence[int]) -> float:
