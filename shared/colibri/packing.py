@@ -234,9 +234,10 @@ def _inferred(name: str, shape: tuple[int, int], weight: Tensor, scales: Tensor)
     )
 
 
-def widest_group(inputs: int) -> int:
-    """Of a row that has one scale, by which the kernels take it: the wider, the fewer constants to read."""
-    return next(group for group in GROUP_SIZES if inputs % group == 0)
+def widest_group(inputs: int, widest: int = GROUP_SIZES[0]) -> int:
+    """Of a row that has one scale, by which the kernels take it: the wider, the fewer constants to read.
+    widest: that the kernels take."""
+    return next(group for group in GROUP_SIZES if group <= widest and inputs % group == 0)
 
 
 def widened(part: Part) -> Part:

@@ -31,15 +31,17 @@ if not __package__:
 import mlx.core as mx
 import numpy as np
 import psutil
+from mlx import nn
 
 from mlxpool.shared.colibri import artifact as artifacts
 from mlxpool.shared.colibri import plan as plans
 from mlxpool.shared.colibri.launch import StreamLaunch
 from mlxpool.worker.colibri.device_copies import with_device_copies
-from mlxpool.worker.colibri.load import build, put
+from mlxpool.worker.colibri.load import build, module_at, put
 from mlxpool.worker.colibri.reader import Reader
 from mlxpool.worker.colibri.sources import open_source
 from mlxpool.worker.colibri.stream import ExpertStream
+from mlxpool.worker.engine.prefill import take_in
 from mlxpool.worker.load import backend, evaluate, set_memory_limits
 from tests import random_glm, tiny_glm
 from tests.bench import common
@@ -82,7 +84,7 @@ class Served:
 
     def prefill(self, tokens: list[int], chunk: int) -> None:
         for start in range(0, len(tokens), chunk):
-            self.model(mx.array([tokens[start : start + chunk]]), cache=self.caches)
+            take_in(self.model, tokens[start : start + chunk], self.caches)
             mx.eval([cache.state for cache in self.caches])
 
     def close(self) -> None:
@@ -131,16 +133,35 @@ def main() -> int:
     return int(report.emit())
 
 
+class Drawn(nn.Module):  # type: ignore[misc]  # mlx has no types here
+    """A router whose choices are drawn. Those of random weights are nearly the same for every token, and soon
+    all held; like those they are known once the layer before is computed."""
+
+    def __init__(self, router: Any, experts: int, top_k: int, seed: int) -> None:
+        super().__init__()
+        self.router, self._experts, self._top_k = router, experts, top_k
+        self._draw = np.random.default_rng(seed)
+
+    def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        ids, scores = self.router(x)
+        drawn = self._draw.permutation(self._experts)[: self._top_k].astype(np.uint32)
+        return ids * 0 + mx.array(drawn).astype(ids.dtype), scores
+
+
+def draw_routes(model: Any, artifact: artifacts.Artifact) -> None:
+    for layout in artifact.layers:
+        block = module_at(model, layout.module.rpartition(".")[0])
+        block.gate = Drawn(block.gate, layout.experts, artifact.top_k, layout.layer)
+
+
 def launch(args: Any, slots: int, **more: Any) -> StreamLaunch:
     settings = {"slots": slots, "working_slots": 16, "queue_depth": args.depth, "io": args.io, **more}
     return StreamLaunch(**settings)
 
 
 def decode(report: Any, folder: Path, args: Any) -> None:
-    """Steps at several shares of residents, each against its bound. Tokens are drawn: random weights would
-    soon say the same one again and again, and ask for no other experts."""
+    """Steps at several shares of residents, each against its bound."""
     experts = artifacts.read(folder).layers[0].experts
-    vocab = artifacts.read(folder).config["vocab_size"]
     dense_s = dense_seconds(folder, args)
     computed_s = compute_seconds(folder, args)
     for count, seconds in enumerate(computed_s):
@@ -153,13 +174,15 @@ def decode(report: Any, folder: Path, args: Any) -> None:
         for prefetch in args.prefetch:
             served = Served(folder, launch(args, max(1, round(share * experts)), prefetch=bool(prefetch)))
             served.stream.preload()
-            tokens = np.random.default_rng(5).integers(0, vocab, args.warm + args.steps).tolist()
+            if not prefetch:
+                draw_routes(served.model, served.artifact)
+            token = 1
             took = report.row(f"step, {share:.0%} held, prefetch {bool(prefetch)}", "ms")
             bound = report.row(f"bound, {share:.0%} held, prefetch {bool(prefetch)}", "ms")
             reads = report.row(f"its misses read plainly, {share:.0%} held, prefetch {bool(prefetch)}", "ms")
             hits = Counter[str]()
-            for number, token in enumerate(tokens):
-                step, _ = served.step(token)
+            for number in range(args.warm + args.steps):
+                step, token = served.step(token)
                 if number < args.warm:
                     continue
                 took.samples.append(1000 * step.seconds)
@@ -238,6 +261,7 @@ def dense_seconds(folder: Path, args: Any) -> float:
     evaluate(model, lambda *_: None)
     for layout in artifacts.read(folder).layers:
         put(model, layout.module, lambda x, ids: mx.broadcast_to(x[..., None, :], (*ids.shape, x.shape[-1])))
+    draw_routes(model, artifacts.read(folder))
     caches = model.make_cache()
     token, took = 1, []
     for _ in range(args.warm + args.steps):

@@ -22,8 +22,9 @@ from typing import NamedTuple
 import mlx.core as mx
 from mlx import nn
 
+from mlxpool.shared.backend import Backend
 from mlxpool.shared.checkpoint import Tensor
-from mlxpool.shared.colibri.packing import OFFSETS, container_form, widest_group
+from mlxpool.shared.colibri.packing import GROUP_SIZES, OFFSETS, container_form, widest_group
 from mlxpool.worker.cache.layers_memory import dtype_name
 
 
@@ -35,11 +36,19 @@ class Packing(NamedTuple):
     per_row: bool
 
 
-def packing(name: str, shape: tuple[int, int], weight: mx.array, scales: mx.array) -> Packing:
+# MLX can't launch CUDA's product of more than a few rows of float32 with wider groups: their tiles of float32
+# are too large for a block of the device.
+_WIDEST_ON_CUDA = 64
+
+
+def packing(
+    name: str, shape: tuple[int, int], weight: mx.array, scales: mx.array, backend: Backend
+) -> Packing:
     """What a matrix's bytes and scales say of it. Raises CheckpointError that names it."""
     raw, beside = (Tensor(dtype_name(each.dtype), each.shape, each.nbytes) for each in (weight, scales))
     form = container_form(name, shape, raw, beside)
-    return Packing(form.bits, form.group_size or widest_group(shape[1]), form.scheme == "row")
+    widest = _WIDEST_ON_CUDA if backend == "cuda" else GROUP_SIZES[0]
+    return Packing(form.bits, form.group_size or widest_group(shape[1], widest), form.scheme == "row")
 
 
 class Constants:

@@ -115,7 +115,7 @@ def _fill(module: nn.Module, tensors: Tensors, artifact: Artifact, backend: Back
     """Give a module its tensors, in modules that hold them as they are packed."""
     quantization = _quantization(artifact.config)
     if artifact.form == "container":
-        tensors = _unpacked(module, tensors)
+        tensors = _unpacked(module, tensors, backend)
     elif quantization is not None:
         _quantise(module, tensors, quantization)
     elif backend == "cpu":
@@ -126,7 +126,7 @@ def _fill(module: nn.Module, tensors: Tensors, artifact: Artifact, backend: Back
     module.eval()
 
 
-def _unpacked(module: nn.Module, tensors: Tensors) -> Tensors:
+def _unpacked(module: nn.Module, tensors: Tensors, backend: Backend) -> Tensors:
     """Tensors of a container by the names of modules that hold them, which take their places in the tree."""
     constants = dense.Constants()
     made: Tensors = {}
@@ -134,11 +134,11 @@ def _unpacked(module: nn.Module, tensors: Tensors) -> Tensors:
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].nbytes):
         path, scales = name.removesuffix(".weight"), tensors.get(name + _SCALES_SUFFIX)
         if name.endswith(_KV) and _is_in(module, path):
-            made |= _keys_and_values(module, name, tensor, scales, constants)
+            made |= _keys_and_values(module, name, tensor, scales, constants, backend)
         elif scales is not None and _is_in(module, path):
             old = module_at(module, path)
             outputs, inputs = old.weight.shape
-            how = dense.packing(name, (outputs, inputs), tensor, scales)
+            how = dense.packing(name, (outputs, inputs), tensor, scales, backend)
             kind = dense.PackedEmbedding if isinstance(old, nn.Embedding) else dense.PackedLinear
             put(module, path, kind(how, constants, (outputs, inputs)))
             held = dense.parts(tensor, scales, how, outputs, inputs)
@@ -149,7 +149,12 @@ def _unpacked(module: nn.Module, tensors: Tensors) -> Tensors:
 
 
 def _keys_and_values(
-    module: nn.Module, name: str, tensor: mx.array, scales: mx.array | None, constants: dense.Constants
+    module: nn.Module,
+    name: str,
+    tensor: mx.array,
+    scales: mx.array | None,
+    constants: dense.Constants,
+    backend: Backend,
 ) -> Tensors:
     """A kv_b_proj as `embed_q` and `unembed_out`."""
     attention = module_at(module, parent := name.removesuffix(".kv_b_proj.weight"))
@@ -162,7 +167,7 @@ def _keys_and_values(
             f"{parent}.embed_q.weight": mx.contiguous(by_head[:, :keys].swapaxes(1, 2)),
             f"{parent}.unembed_out.weight": mx.contiguous(by_head[:, keys:]),
         }
-    how = dense.packing(name, (outputs, latent), tensor, scales)
+    how = dense.packing(name, (outputs, latent), tensor, scales, backend)
     attention.embed_q = dense.PackedMultiLinear(how, constants, (heads, keys, latent), flipped=True)
     attention.unembed_out = dense.PackedMultiLinear(how, constants, (heads, values, latent), flipped=False)
     halves = dense.halves(dense.parts(tensor, scales, how, outputs, latent), heads, keys)
