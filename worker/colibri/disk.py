@@ -32,7 +32,7 @@ BLOCK_BYTES = 4096
 _UNITS = ((512, 4), (512, 512), (4096, 4), (4096, 512))
 # Per read of those that go through a buffer: as large as a disk is asked for at once, small enough for the
 # processor's cache, from which it is copied on.
-THROUGH_BYTES = 2 * 2**20 + 4 * BLOCK_BYTES
+THROUGH_BYTES = 2 * 2**20
 # macOS's fcntl to keep a file's reads out of the page cache; Python's module does not name it everywhere.
 F_NOCACHE = 48
 # What a system says where a file can't be read directly, or not in these units.
