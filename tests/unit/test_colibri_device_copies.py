@@ -20,9 +20,15 @@ from mlxpool.worker.colibri.segments import Segment
 _SIZES = {("gate_proj", "weight"): 5000, ("up_proj", "weight"): 4096, ("down_proj", "scales"): 3}
 
 
+_OFFSETS = {"gate_proj": 400, "up_proj": 8192, "down_proj": 4099}
+
+
 def _layout(layer: int) -> ExpertLayout:
     parts = tuple(Part(*key, "U8", (size,), size, key[0]) for key, size in _SIZES.items())  # type: ignore[arg-type]
-    pieces = tuple(Piece(part.piece, "U8", part.shape, part.size_bytes, Strided("f", 0, 0)) for part in parts)
+    pieces = tuple(
+        Piece(part.piece, "U8", part.shape, part.size_bytes, Strided("f", _OFFSETS[part.piece], 512))
+        for part in parts
+    )
     return ExpertLayout(layer, f"layers.{layer}", 64, pieces, parts, {})
 
 
@@ -61,7 +67,11 @@ class _Source(ExpertSource):
         return [Segment("f", part, 1, ()) for part in range(len(_SIZES))]
 
     def begin(self, layer: int, expert: int, rows: Rows) -> Filling:
-        assert all(row.ctypes.data % 4096 == 0 for row in rows.values())
+        # As in the file, for direct reads to go straight there. Numbers have to begin at a multiple of four.
+        behind = {projection: row.ctypes.data % 4096 for (projection, _), row in rows.items()}
+        assert behind["gate_proj"] == (400 + 512 * expert) % 4096
+        assert behind["up_proj"] == 512 * expert % 4096
+        assert behind["down_proj"] == 0
         return _Filling(layer, expert, rows)
 
     def overwritten(self) -> str | None:

@@ -27,6 +27,7 @@ from mlxpool.worker.colibri import disk
 from mlxpool.worker.colibri.contract import ExpertSource, Filling, Rows
 from mlxpool.worker.colibri.disk import Bytes
 from mlxpool.worker.colibri.faults import ReadFault
+from mlxpool.worker.colibri.filling import phase, room_bytes
 from mlxpool.worker.colibri.segments import Segment
 
 _DRIVER = "libcuda.so.1"
@@ -120,7 +121,7 @@ class _Copied:
     def __init__(self, copies: DeviceCopies, layer: int, expert: int, rows: Rows, buffer: Bytes) -> None:
         self._copies, self._layer, self._expert, self._rows = copies, layer, expert, rows
         self._buffer = buffer
-        self._held = _cut(buffer, rows)
+        self._held = _cut(buffer, rows, copies.layout(layer), expert)
         self._inner = copies.source.begin(layer, expert, self._held)
 
     def read(self, segment: Segment) -> None:
@@ -146,7 +147,7 @@ class DeviceCopies(ExpertSource):
         self.source, self.driver = source, driver
         self.artifact = source.artifact
         layouts = source.artifact.layouts.values()
-        self._bytes = max((sum(_room(p.size_bytes) for p in one.parts) for one in layouts), default=0)
+        self._bytes = max((sum(room_bytes(p.size_bytes) for p in one.parts) for one in layouts), default=0)
         self.buffers = disk.Pool(self._locked)
 
     def layout(self, layer: int) -> ExpertLayout:
@@ -179,17 +180,16 @@ class DeviceCopies(ExpertSource):
         self.buffers.clear()
 
 
-def _cut(buffer: Bytes, rows: Rows) -> Rows:
-    """The buffer as rows like these, each from a block's beginning, as direct reads want it."""
+def _cut(buffer: Bytes, rows: Rows, layout: ExpertLayout, expert: int) -> Rows:
+    """The buffer as rows like these, each laid as its bytes are in their file."""
+    pieces = {piece.name: piece for piece in layout.pieces}
     found, place = {}, 0
-    for key, row in rows.items():
-        found[key] = buffer[place : place + row.nbytes]
-        place += _room(row.nbytes)
+    for part in layout.parts:
+        row = rows[part.projection, part.part]
+        start = place + phase(pieces[part.piece], expert)
+        found[part.projection, part.part] = buffer[start : start + row.nbytes]
+        place += room_bytes(row.nbytes)
     return found
-
-
-def _room(size_bytes: int) -> int:
-    return -(-size_bytes // disk.BLOCK_BYTES) * disk.BLOCK_BYTES
 
 
 def _fault(layer: int, expert: int, problem: DeviceError) -> ReadFault:

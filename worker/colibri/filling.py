@@ -57,11 +57,9 @@ class FileFilling:
             self._buffer = buffers.take()
             place = 0
             for piece in through:
-                _, offset = piece.places.at(expert)
-                phase = offset % disk.BLOCK_BYTES
-                start = place + (phase if phase % WIDEST_BYTES == 0 else 0)
+                start = place + phase(piece, expert)
                 self._targets[piece.name] = self._buffer[start : start + piece.size_bytes]
-                place += _room(piece)
+                place += room_bytes(piece.size_bytes)
         self._pieces = [self._targets[piece.name] for piece in layout.pieces]
 
     def read(self, segment: Segment) -> None:
@@ -89,12 +87,20 @@ class FileFilling:
 def buffer_bytes(layout: ExpertLayout) -> int:
     """What an expert needs beside its rows until it is whole."""
     in_place = {part.piece for part in layout.parts if part.fill in _IN_PLACE}
-    return sum(_room(piece) for piece in layout.pieces if piece.name not in in_place)
+    return sum(room_bytes(piece.size_bytes) for piece in layout.pieces if piece.name not in in_place)
 
 
-def _room(piece: Piece) -> int:
-    """For the piece to begin at a block, or as far behind one as it does in its file."""
-    return (-(-piece.size_bytes // disk.BLOCK_BYTES) + 1) * disk.BLOCK_BYTES
+def phase(piece: Piece, expert: int) -> int:
+    """How far behind a block's beginning memory has to begin for direct reads to go straight into it; 0 where
+    no array could begin there."""
+    _, offset = piece.places.at(expert)
+    behind = offset % disk.BLOCK_BYTES
+    return behind if behind % WIDEST_BYTES == 0 else 0
+
+
+def room_bytes(size_bytes: int) -> int:
+    """For so many bytes to begin at a block, or at any phase behind one."""
+    return (-(-size_bytes // disk.BLOCK_BYTES) + 1) * disk.BLOCK_BYTES
 
 
 def _convert(part: Part, layout: ExpertLayout, read: Bytes, row: Bytes) -> None:
