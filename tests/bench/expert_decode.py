@@ -1,12 +1,12 @@
 """A streamed model against what its disk and its arithmetic allow, and against the same model held whole.
 
 A step's bound is the sum over layers of dense computation, the longer of computing its hits and reading its
-misses, and computing its misses; each part is measured by itself: dense by a model whose experts cost
-nothing, experts by products out of slots of one layer after another (the same ones again would come from the
-processor's cache), reads by a plain reader that makes as many of the same requests at the same depth right
-behind the step. The hits and misses are those that the step had. Then: all experts held, against mlx-lm's own
-module; a prefill chunk's bytes against reading each needed expert once; what the process holds against its
-plan.
+misses, and computing its misses; each part is measured by itself: experts by products out of slots of one
+layer after another (the same ones again would come from the processor's cache), dense by what mlx-lm's own
+model with all experts takes beyond these, reads by a plain reader that makes as many of the same requests at
+the same depth right behind the step. The hits and misses are those that the step had. Then: all experts held,
+against mlx-lm's own module; a prefill chunk's bytes against reading each needed expert once; what the process
+holds against its plan.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def launch(args: Any, slots: int, **more: Any) -> StreamLaunch:
 def decode(report: Any, folder: Path, args: Any) -> None:
     """Steps at several shares of residents, each against its bound."""
     experts = artifacts.read(folder).layers[0].experts
-    dense_s = dense_seconds(folder, args)
     computed_s = compute_seconds(folder, args)
+    dense_s = dense_seconds(folder, args, computed_s)
     for count, seconds in enumerate(computed_s):
         report.row(f"product of {count}", "ms").samples.append(1000 * seconds)
     layouts = artifacts.read(folder).layers
@@ -255,20 +255,22 @@ def reads_rate(served: Served, folder: Path, args: Any) -> float:
     return statistics.median(plain) / statistics.median(ours)
 
 
-def dense_seconds(folder: Path, args: Any) -> float:
-    """A step of the model whose experts are a product with nothing to read."""
-    model: Any = build(artifacts.read(folder), backend())
-    evaluate(model, lambda *_: None)
-    for layout in artifacts.read(folder).layers:
-        put(model, layout.module, lambda x, ids: mx.broadcast_to(x[..., None, :], (*ids.shape, x.shape[-1])))
-    draw_routes(model, artifacts.read(folder))
-    caches = model.make_cache()
+def dense_seconds(folder: Path, args: Any, computed_s: list[float]) -> float:
+    """What a step takes beyond its experts' products, those of mlx-lm's own modules with all experts held: a
+    model without experts would find its weights in the processor's cache."""
+    artifact = artifacts.read(folder)
+    served = Served(folder, launch(args, artifact.layers[0].experts, working_slots=0))
+    served.stream.preload()
+    whole = held_whole(served)
+    draw_routes(whole, artifact)
+    caches = whole.make_cache()
     token, took = 1, []
     for _ in range(args.warm + args.steps):
         began = time.perf_counter()
-        token = int(mx.argmax(model(mx.array([[token]]), cache=caches)[0, -1]).item())
+        token = int(mx.argmax(whole(mx.array([[token]]), cache=caches)[0, -1]).item())
         took.append(time.perf_counter() - began)
-    return statistics.median(took[args.warm :])
+    served.close()
+    return statistics.median(took[args.warm :]) - len(artifact.layers) * computed_s[artifact.top_k]
 
 
 def compute_seconds(folder: Path, args: Any) -> list[float]:

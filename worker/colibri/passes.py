@@ -1,10 +1,10 @@
 """One layer's experts over one pass: what is held computes while what is missing is read.
 
-A decode step computes the hits, then the misses. A pass of many rows, or of more experts than the layer has
-room for, goes group by group (sweep.py). Rows are put back in order at the end, so that a pass is a function
-of its input alone, whatever was held. Everything runs on the engine's thread. What a pass began it also ends:
-where it fails or is given up, reads that had not begun are cancelled, the others waited for, and the table is
-whole.
+A decode step computes the hits, then the misses as they come. A pass of many rows, or of more experts than
+the layer has room for, goes group by group (sweep.py). Rows are put back in order at the end, so that a pass
+is a function of its input alone, whatever was held. Everything runs on the engine's thread. What a pass began
+it also ends: where it fails or is given up, reads that had not begun are cancelled, the others waited for,
+and the table is whole.
 """
 
 from __future__ import annotations
@@ -189,21 +189,27 @@ class Layer:
         slots.begin(planned.early)
         self._read_ahead()
         coming = [one.expert for one in (*planned.arriving, *planned.early)]
-        if not (self._ways.overlap and planned.hits):
+        if not self._ways.overlap:
             slots.finish(coming)
             return self._whole(x, ids)
         flat = ids.reshape(-1).tolist()
         place = {one.expert: one.slot for part in planned[:3] for one in part}
-        hits = {one.expert for one in planned.hits}
-        now = [row for row, expert in enumerate(flat) if expert in hits]
-        then = [row for row, expert in enumerate(flat) if expert not in hits]
-        first = self._rows(x, ids, slots.slab, now, [place[flat[row]] for row in now], ordered=False)
-        mx.async_eval(first)  # type: ignore[no-untyped-call]
-        slots.slab.hold(first)
-        slots.finish(coming)
-        second = self._rows(x, ids, slots.slab, then, [place[flat[row]] for row in then], ordered=False)
-        slots.slab.hold(second)
-        return _in_order([first, second], np.array(now + then), ids)
+        order: list[int] = []
+        products: list[mx.array] = []
+        ready = {one.expert for one in planned.hits}
+        while True:
+            if ready:
+                rows = [row for row, expert in enumerate(flat) if expert in ready]
+                y = self._rows(x, ids, slots.slab, rows, [place[flat[row]] for row in rows], ordered=False)
+                slots.slab.hold(y)
+                products.append(y)
+                order += rows
+                if coming:
+                    mx.async_eval(y)  # type: ignore[no-untyped-call]
+            if not coming:
+                return _in_order(products, np.array(order), ids)
+            count = slots.finish_first(coming)
+            ready, coming = set(coming[:count]), coming[count:]
 
     def _whole(self, x: mx.array, ids: Ids) -> mx.array:
         held = self.slots.table.held
@@ -245,12 +251,16 @@ class Layer:
         overlap = self._ways.overlap
         working = self._working() if planned.through else None
         shared = 0 if working is None else working.slots
-        lanes = 2 if overlap and shared > 1 else 1
-        # A few groups of a long pass's own slots too, so that the first is computed while others are read.
-        width = max(shared // lanes, self.slots.table.slots // 4) if many else None
         staged = self.slots.slab.mode == "assign"
-        if staged and width is not None:
-            width = min(width, STAGED)
+        if many or staged:
+            lanes = 2 if overlap and shared > 1 else 1
+            # A few groups of a long pass in its own slots too: the first is computed while others are read.
+            width = max(shared // lanes, self.slots.table.slots // 4) if many else None
+            if staged and width is not None:
+                width = min(width, STAGED)
+        else:
+            # Each expert is computed as soon as it is there.
+            lanes, width = (max(1, shared), 1) if overlap else (1, None)
         made = sweep.groups(planned, shared, lanes, width)
         rows, places, starts = sweep.by_group(ids, made, self.layout.experts)
         ahead = 0 if not overlap else 1 if staged else None

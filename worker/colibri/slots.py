@@ -63,6 +63,20 @@ class Slots:
         finally:
             self._reads.tally.waited(time.perf_counter() - began)
 
+    def finish_first(self, experts: Sequence[int]) -> int:
+        """Wait for the first of these, which are being read; how many from there on are now held, as those
+        behind it are that need no more waiting. Raises ReadFault as `finish` does."""
+        began = time.perf_counter()
+        try:
+            self._finish(experts[0])
+            count = 1
+            while count < len(experts) and self._coming[experts[count]].future.done():
+                self._finish(experts[count])
+                count += 1
+            return count
+        finally:
+            self._reads.tally.waited(time.perf_counter() - began)
+
     def _finish(self, expert: int, *, used: bool = True) -> None:
         read = self._coming.pop(expert)
         try:
