@@ -28,6 +28,8 @@ from typing import Any
 import msgspec
 import psutil
 
+from mlxpool.shared import backend
+
 REPO = Path(__file__).resolve().parents[2]
 SCRIPTED_UP = REPO / "tests" / "tools" / "scripted_up.py"
 
@@ -311,3 +313,11 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor()
+
+
+def as_a_worker() -> None:
+    """Begin this process anew in a worker's environment, unless it has that: MLX's own BLAS for the processor
+    is many times slower than the one that workers have."""
+    env = backend.worker_environment(backend.detect())
+    if any(os.environ.get(key) != value for key, value in env.items()):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)

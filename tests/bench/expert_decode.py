@@ -93,6 +93,7 @@ class Served:
 
 def main() -> int:
     """Measures and prints."""
+    common.as_a_worker()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--folder", type=Path, help="made there if it lacks, and left")

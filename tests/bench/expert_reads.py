@@ -50,6 +50,7 @@ UNBOUNDED = 2**40
 
 def main() -> int:
     """Measures and prints."""
+    common.as_a_worker()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--experts", type=int, default=48)
