@@ -12,10 +12,10 @@ holds against its plan.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -107,6 +107,8 @@ def main() -> int:
     parser.add_argument("--budget", type=int, default=6 * 10**9, help="bytes, of the plan")
     parser.add_argument("--parts", nargs="+", default=["decode", "resident", "prefill", "plan"])
     args = parser.parse_args()
+    # Before this process has anything of it.
+    args.used_before = device_used()
     report = common.report("expert_decode", shape=args.shape, steps=args.steps, depth=args.depth, io=args.io)
     with tempfile.TemporaryDirectory(prefix="mlxpool-bench-") as scratch:
         folder = args.folder or Path(scratch) / "model"
@@ -400,7 +402,6 @@ def plan(report: Any, folder: Path, args: Any) -> None:
     on_device = artifacts.on_backend(artifacts.read(folder), backend())
     wishes = plans.Wishes(context=2048 if args.shape == "gpu" else 512)
     made = plans.plan(on_device, wishes, backend=backend(), limit_bytes=args.budget)
-    used_before = device_used()
     set_memory_limits(made.planned_bytes)
     mx.set_cache_limit(made.bytes_of("allocator_reserve"))
     mx.reset_peak_memory()
@@ -415,7 +416,7 @@ def plan(report: Any, folder: Path, args: Any) -> None:
     for _ in range(8):
         _, token = served.step(token)
     process = psutil.Process().memory_full_info()
-    held = process.uss if backend() != "cuda" else device_used() - used_before
+    held = process.uss if backend() != "cuda" else device_used() - args.used_before
     report.notes.append(made.explanation)
     report.figures["slots"] = made.slots
     report.figures["planned, GB"] = made.planned_bytes / 1e9
@@ -433,20 +434,12 @@ def plan(report: Any, folder: Path, args: Any) -> None:
 
 
 def device_used() -> int:
-    """Bytes of the first device's memory that are taken, by whomever; 0 where there is none."""
+    """Bytes of the first device's memory that are taken, by whomever, contexts included; 0 where there is
+    none."""
     if backend() != "cuda":
         return 0
-    library = ctypes.CDLL("libcuda.so.1")
-    context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
-    for name, *arguments in (
-        ("cuInit", 0),
-        ("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0),
-        ("cuCtxSetCurrent", context),
-        ("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total)),
-    ):
-        if library[name](*arguments):
-            raise RuntimeError(f"{name} failed")
-    return total.value - free.value
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
+    return int(subprocess.check_output(command, text=True)) * 2**20
 
 
 PARTS = {"decode": decode, "resident": resident, "prefill": prefill, "plan": plan}

@@ -258,8 +258,8 @@ def test_what_waits_is_shared_among_the_threads(begin: Begin, monkeypatch: pytes
     """A thread alone takes experts whole, and many threads an expert that is alone in as many pieces."""
     monkeypatch.setattr(readers, "SEGMENT_BYTES", 30)
 
-    def asked(threads: int, experts: int) -> list[int]:
-        source, reader = begin(threads)
+    def asked(threads: int, experts: int, in_flight_bytes: int = 10**9) -> list[int]:
+        source, reader = begin(threads, in_flight_bytes)
         cut = source.segments
         asked: list[int] = []
         source.segments = lambda *of: asked.append(of[2]) or cut(*of)  # type: ignore[method-assign]
@@ -275,6 +275,8 @@ def test_what_waits_is_shared_among_the_threads(begin: Begin, monkeypatch: pytes
     assert asked(1, 3) == [3 * SIZE, 2 * SIZE, SIZE]
     assert asked(2, 3) == [3 * SIZE // 2, SIZE, SIZE // 2]
     assert asked(4, 2) == [SIZE // 2, 30]
+    # Larger ones would leave a thread without any.
+    assert asked(2, 8, 6 * SIZE) == [300, 300, 300, 250, 200, 150, 100, 50]
 
 
 def test_an_expert_that_a_layer_does_not_have_is_refused(begin: Begin) -> None:
@@ -302,6 +304,40 @@ def test_demand_goes_before_the_rest_of_what_is_read_ahead(begin: Begin) -> None
     wait([ahead, demand], LIMIT_S)
     assert source.begun == [*parts(1)[:1], *parts(2), *parts(1)[1:]]
     assert source.finished == [2, 1]
+
+
+def test_what_was_read_ahead_goes_before_later_demand_once_it_is_demanded_itself(begin: Begin) -> None:
+    source, reader = begin()
+    ahead, unneeded = (ask(reader, expert, layer=2, demand=False) for expert in (1, 3))
+    source.until_begun(1)
+    reader.hasten(ahead)
+    demand = ask(reader, 2, layer=2)
+    for expert in (1, 2, 3):
+        source.let_parts(expert, *range(PARTS))
+    wait([ahead, demand, unneeded], LIMIT_S)
+    assert source.begun == parts(1, 2, 3)
+    reader.hasten(ahead)
+    assert reader.stats()[:4] == (3, 3 * PARTS * SIZE, 0, 0)
+
+
+def test_what_fails_behind_other_demand_is_read_no_further(begin: Begin) -> None:
+    source, reader = begin(threads=2)
+    source.broken.add((2, 1, 1))
+    held = ask(reader, 60)
+    source.until_begun(1)
+    ahead = ask(reader, 1, layer=2, demand=False)
+    source.let_parts(1, 0)
+    source.until_begun(3)
+    first, second = ask(reader, 2, layer=2), ask(reader, 3)
+    reader.hasten(ahead)
+    source.let_parts(1, 1)
+    with pytest.raises(ReadFault, match="layer 2, expert 1 could not be read from f: broken at 1"):
+        ahead.result(LIMIT_S)
+    source.let_parts(2, *range(PARTS))
+    source.let(3, 60)
+    wait([held, first, second], LIMIT_S)
+    assert [one for one in source.begun if one[:2] == (2, 1)] == parts(1)[:2]
+    assert (reader.stats().reads, reader.stats().faults, reader.stats().running) == (3, 1, 0)
 
 
 def test_bytes_under_way_are_those_of_segments(begin: Begin) -> None:

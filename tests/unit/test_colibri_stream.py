@@ -393,6 +393,11 @@ class _Ahead:
 
     def __init__(self, source: ExpertSource, state: str) -> None:
         self._source, self._state = source, state
+        self.hastened = 0
+
+    def hasten(self, read: Future[ReadDone]) -> None:
+        assert not read.done()
+        self.hastened += 1
 
     def submit(self, layer: int, expert: int, rows: Rows, *, demand: bool = True) -> Future[ReadDone]:
         if not demand and self._state == "waiting":
@@ -418,7 +423,8 @@ def test_reads_ahead_make_no_difference_whatever_became_of_them(
     source = open_source(artifact, "cpu", "buffered")
     model = build(artifact, "cpu")
     launch = StreamLaunch(slots=7, working_slots=4)
-    stream = ExpertStream(source.artifact, source, _Ahead(source, state), launch, "cpu")
+    reader = _Ahead(source, state)
+    stream = ExpertStream(source.artifact, source, reader, launch, "cpu")
     stream.install(model)
     assert _same(_short(model), short)
     stream.close()
@@ -427,6 +433,7 @@ def test_reads_ahead_make_no_difference_whatever_became_of_them(
         assert (stats.loads, stats.prefetch_used) == (stats.misses, 0)
         return
     assert stats.loads == stats.misses + stats.prefetch_issued
+    assert reader.hastened == (stats.prefetch_used if state == "begun" else 0)
     if state == "waiting":
         assert (stats.prefetch_issued, stats.prefetch_used) == (0, 0)
     else:

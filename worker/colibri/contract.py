@@ -90,6 +90,10 @@ class ExpertReader(Protocol):
         rows any more when it is done."""
         ...
 
+    def hasten(self, read: Future[ReadDone]) -> None:
+        """What was submitted ahead of its demand is demanded now. Harmless when it has ended."""
+        ...
+
     def close(self) -> None:
         """Wait for reads under way, drop the others, close files."""
         ...

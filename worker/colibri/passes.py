@@ -112,6 +112,7 @@ class Layer:
         needed = _counted(ids)
         self.slots.take_in(needed)
         planned = table.plan(needed)
+        self.slots.hasten(one.expert for one in planned.arriving)
         self.misses += len(planned.early) + len(planned.late) + len(planned.through)
         self.hits += len(planned.hits) + len(planned.arriving)
         try:

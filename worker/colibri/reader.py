@@ -103,6 +103,12 @@ class Reader:
             self._asked.notify(len(self._threads))
         return wanted.done
 
+    def hasten(self, read: Future[ReadDone]) -> None:
+        with self._asked:
+            # What was read ahead behind the oldest either hasn't begun or has no more segments to begin.
+            if self._ahead and self._ahead[0].done is read:
+                self._demand.append(self._ahead.popleft())
+
     def stats(self) -> ReaderStats:
         with self._asked:
             queued = [*self._demand, *self._ahead]
@@ -176,9 +182,10 @@ class Reader:
 
     def _cut(self, wanted: _Wanted, waiting: int) -> Sequence[Segment]:
         """waiting: experts in its queue. What waits is shared among the threads, so that many are read in
-        large pieces, which cost fewer turns, and the last in ones that end together."""
-        most_bytes = max(wanted.size * waiting // len(self._threads), SEGMENT_BYTES)
-        return self._source.segments(wanted.layer, wanted.expert, most_bytes)
+        large pieces, which cost fewer turns, and the last in ones that end together; in none so large that
+        the bound leaves threads without one."""
+        share = min(wanted.size * waiting, self._most_bytes) // len(self._threads)
+        return self._source.segments(wanted.layer, wanted.expert, max(share, SEGMENT_BYTES))
 
     def _ended(self, wanted: _Wanted, segment: Segment, fault: Exception | None) -> bool:
         """Whether it was the last of the expert's segments."""
@@ -189,8 +196,8 @@ class Reader:
             if fault is not None:
                 wanted.fault = wanted.fault or fault
                 for queue in (self._demand, self._ahead):
-                    if queue and queue[0] is wanted:
-                        queue.popleft()
+                    if wanted in queue:
+                        queue.remove(wanted)
                 wanted.next = len(wanted.segments)
             wanted.running -= 1
             return not wanted.running and wanted.next == len(wanted.segments)

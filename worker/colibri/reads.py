@@ -90,6 +90,10 @@ class Reads:
             if read.staged is not None:
                 self._staging.give(layout, read.staged)
 
+    def hasten(self, read: Read) -> None:
+        """A pass needs what is being read ahead of it."""
+        self._reader.hasten(read.future)
+
     def drop(self, layout: ExpertLayout, read: Read) -> bool:
         """Give the read up if it hasn't begun; whether it is given up."""
         if not read.future.cancel():

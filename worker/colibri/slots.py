@@ -54,6 +54,11 @@ class Slots:
                 self._unasked.add(expert)
                 self.issued += 1
 
+    def hasten(self, experts: Iterable[int]) -> None:
+        """A pass needs these, which are being read: before what it asks for next."""
+        for expert in experts:
+            self._reads.hasten(self._coming[expert])
+
     def finish(self, experts: Iterable[int]) -> None:
         """Wait for these, which are being read. Raises ReadFault; those behind it are still being read."""
         began = time.perf_counter()
