@@ -509,8 +509,23 @@ def test_direct_reads_of_any_place_and_length_are_whole(
             own = unit if io == "buffered" or unit.address >= mode.unit.address else mode.unit
             for target in targets:
                 target[:] = 0xA5
-            disk.read_direct(file.fileno(), offset, targets, own, disk.Scratch())
+            disk.read_direct(file.fileno(), offset, targets, own, disk.Edges())
         assert b"".join(target.tobytes() for target in targets) == wanted
+
+
+def test_a_disk_that_went_away_is_not_taken_for_overwritten_files(
+    forms: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = opened(forms("stacked"))
+
+    def gone(_: int) -> os.stat_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", gone)
+        assert source.overwritten() is None
+    assert source.overwritten() is None
+    source.close()
 
 
 def test_whole_blocks_go_straight_where_they_belong(noise: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,13 +539,13 @@ def test_whole_blocks_go_straight_where_they_belong(noise: Path, monkeypatch: py
     monkeypatch.setattr(disk.os, "preadv", watched)
     rows = [disk.blocks(20_000)[at : at + size] for at, size in ((104, 10_000), (104 + 10_000 - 8192, 9_000))]
     with noise.open("rb") as file:
-        disk.read_direct(file.fileno(), 104, rows, disk.Unit(512, 512), disk.Scratch())
+        disk.read_direct(file.fileno(), 104, rows, disk.Unit(512, 512), disk.Edges())
         whole = noise.read_bytes()[104 : 104 + 19_000]
         assert b"".join(row.tobytes() for row in rows) == whole
         assert asked == [[512, 9216, 512, 8704, 512]]
         asked.clear()
         with pytest.raises(disk.Ended, match="it ends at byte 60001, where 99 more were due"):
-            disk.read_direct(file.fileno(), 60_000, [rows[0][:100]], disk.Unit(), disk.Scratch())
+            disk.read_direct(file.fileno(), 60_000, [rows[0][:100]], disk.Unit(), disk.Edges())
 
 
 @pytest.mark.parametrize("name", ["stacked", "row"])

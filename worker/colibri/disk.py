@@ -83,17 +83,12 @@ class Pool:
         self._free.clear()
 
 
-class Scratch(threading.local):
-    """Buffers of the calling thread, by name, kept for its next read: [size] at a block's beginning."""
+class Edges(threading.local):
+    """Where the calling thread's direct reads put blocks that hold something else too, and all that has to go
+    through a buffer: [THROUGH_BYTES] at a block's beginning."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Bytes] = {}
-
-    def take(self, name: str, size: int) -> Bytes:
-        held = self._held.get(name)
-        if held is None or held.nbytes < size:
-            held = self._held[name] = blocks(size)
-        return held[:size]
+        self.buffer = blocks(THROUGH_BYTES)
 
 
 def blocks(size: int) -> Bytes:
@@ -125,13 +120,13 @@ def read_into(descriptor: int, offset: int, targets: Sequence[Bytes], needed: in
             left[0] = left[0][got:]
 
 
-def read_direct(descriptor: int, offset: int, targets: Sequence[Bytes], unit: Unit, scratch: Scratch) -> None:
+def read_direct(descriptor: int, offset: int, targets: Sequence[Bytes], unit: Unit, own: Edges) -> None:
     """As `read_into`, of a file whose reads are direct."""
     end = offset + sum(target.nbytes for target in targets)
     wanted: list[Bytes] = []
     # Parts of targets that share a block with something else, and where in the buffer they come to lie.
     shared: list[tuple[Bytes, int]] = []
-    edges = scratch.take("edges", THROUGH_BYTES)
+    edges = own.buffer
     used = 0
     start = place = offset - offset % unit.offset
     at = offset

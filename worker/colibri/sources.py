@@ -7,6 +7,7 @@ Files are opened once, so that one that is deleted or replaced later is still re
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ class FileSource(ExpertSource):
         self._descriptors = {name: file.fileno() for name, file in files.items()}
         self._opened = {name: _state(one) for name, one in self._descriptors.items()}
         self._layouts = artifact.layouts
-        self._scratch = disk.Scratch()
+        self._edges = disk.Edges()
         # As many in use as experts are under way.
         size = max((buffer_bytes(layout) for layout in self._layouts.values()), default=0)
         self._buffers = disk.Pool(lambda: disk.blocks(size))
@@ -64,7 +65,7 @@ class FileSource(ExpertSource):
         """Fill the targets, one after the other. Raises OSError, or disk.Ended."""
         descriptor = self._descriptors[segment.file]
         if self.io == "direct":
-            disk.read_direct(descriptor, segment.offset, targets, self.unit, self._scratch)
+            disk.read_direct(descriptor, segment.offset, targets, self.unit, self._edges)
         else:
             disk.read_into(descriptor, segment.offset, targets)
         if self.io == "uncached":
@@ -72,8 +73,10 @@ class FileSource(ExpertSource):
 
     def overwritten(self) -> str | None:
         for name, one in sorted(self._descriptors.items()):
-            if _state(one) != self._opened[name]:
-                return name
+            # A disk that went away says nothing of its files. Who reads one of them is told.
+            with contextlib.suppress(OSError):
+                if _state(one) != self._opened[name]:
+                    return name
         return None
 
     def close(self) -> None:
