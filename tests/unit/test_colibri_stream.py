@@ -20,10 +20,11 @@ from mlxpool.shared.colibri import artifact as artifacts
 from mlxpool.shared.colibri.launch import StreamLaunch
 from mlxpool.shared.colibri.layout import ExpertLayout
 from mlxpool.worker.colibri.contract import ExpertSource, Filling, ReadDone, Rows
+from mlxpool.worker.colibri.experts import Experts
 from mlxpool.worker.colibri.faults import Interrupted, ReadFault
 from mlxpool.worker.colibri.load import build
 from mlxpool.worker.colibri.reader import Reader
-from mlxpool.worker.colibri.slab import Staging
+from mlxpool.worker.colibri.slab import Slab, Staging
 from mlxpool.worker.colibri.sources import open_source
 from mlxpool.worker.colibri.stream import ExpertStream
 from tests import tiny_glm
@@ -180,6 +181,42 @@ def test_streamed_equals_resident_however_it_reads(
     assert (stats.main.prefetch_issued > 0) == prefetch
     assert stats.main.wait_s > 0
     assert stats.main.service.count == stats.main.loads
+
+
+@pytest.mark.parametrize(("slots", "working"), [(8, 1), (2, 1), (2, 2), (1, 4)])
+def test_a_token_computes_each_expert_as_soon_as_it_is_there(
+    slots: int, working: int, stacked: Told, short: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads here end when they are waited for, so what is computed before the last of them was there."""
+    told: list[str | int] = []
+    compute = Experts.__call__
+
+    def computed(self: Experts, slab: Slab, x: mx.array, places: mx.array, ordered: bool) -> mx.array:
+        told.append(places.size)
+        return compute(self, slab, x, places, ordered)
+
+    artifact = artifacts.read(stacked.folder)
+    source = open_source(artifact, "cpu", "buffered")
+    model = build(artifact, "cpu")
+    launch = StreamLaunch(slots=slots, working_slots=working, prefetch=False)
+    stream = ExpertStream(source.artifact, source, _Late(source, told), launch, "cpu")
+    stream.install(model)
+    assert _same(_short(model), short)
+    monkeypatch.setattr(Experts, "__call__", computed)
+    told.clear()
+    hits, misses = stream.stats().main.hits, stream.stats().main.misses
+    cache = model.make_cache()
+    model(mx.array([PROMPT[:1]]), cache)
+    stats = stream.stats().main
+    missed = stats.misses - misses
+    assert missed > 0
+    assert told.count("read") == missed
+    # What is held at once, and the others one by one, each right behind its read.
+    assert sum(rows for rows in told if isinstance(rows, int)) == LAYERS * TOP_K
+    behind = [told[at + 1] for at, one in enumerate(told) if one == "read"]
+    assert behind == [1] * missed
+    assert stats.hits - hits == LAYERS * TOP_K - missed
+    stream.close()
 
 
 def test_resident_experts_are_asked_without_waiting_for_the_router(
@@ -386,6 +423,27 @@ class _Held(Future[ReadDone]):
             except ReadFault as fault:
                 self.set_exception(fault)
         return super().result(timeout)
+
+
+class _Late:
+    """A reader whose reads end when they are waited for, and say so."""
+
+    def __init__(self, source: ExpertSource, told: list[str | int]) -> None:
+        self._source, self._told = source, told
+
+    def submit(self, layer: int, expert: int, rows: Rows, *, demand: bool = True) -> Future[ReadDone]:
+        def read() -> int:
+            self._told.append("read")
+            return self._source.fill(layer, expert, rows)
+
+        assert demand
+        return _Held(read)
+
+    def hasten(self, _: Future[ReadDone]) -> None:
+        raise AssertionError("nothing is read ahead")
+
+    def close(self) -> None:
+        self._source.close()
 
 
 class _Ahead:
