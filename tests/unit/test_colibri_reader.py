@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from typing import Any
@@ -205,6 +206,19 @@ def test_rows_are_filled_when_the_future_says_so(begin: Begin) -> None:
     for expert, future in enumerate(futures):
         future.result(LIMIT_S)
         assert (rows[expert]["up_proj", "weight"] == expert).all()
+
+
+def test_threads_that_wait_keep_nothing_of_a_slot(begin: Begin) -> None:
+    """Slots are given back where memory is short, when nothing is read."""
+    source, reader = begin(threads=2)
+    source.let(0)
+    row = np.zeros(8, np.uint8)
+    gone = threading.Event()
+    watched = weakref.ref(row, lambda _: gone.set())
+    reader.submit(0, 0, {("up_proj", "weight"): row}).result(LIMIT_S)
+    del row
+    assert gone.wait(LIMIT_S)
+    assert watched() is None
 
 
 def test_the_end_waits_for_reads_under_way_and_drops_the_others(begin: Begin) -> None:

@@ -137,14 +137,18 @@ class Reader:
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
-            wanted, segment = taken
-            fault: Exception | None = None
-            try:
-                wanted.open(self._source).read(segment)
-            except Exception as problem:
-                fault = problem
-            if self._ended(wanted, segment, fault):
-                self._finish(wanted)
+            self._read(*taken)
+            # While the thread waits, slots that are given back must be free.
+            del taken
+
+    def _read(self, wanted: _Wanted, segment: Segment) -> None:
+        fault: Exception | None = None
+        try:
+            wanted.open(self._source).read(segment)
+        except Exception as problem:
+            fault = problem
+        if self._ended(wanted, segment, fault):
+            self._finish(wanted)
 
     def _take(self) -> tuple[_Wanted, Segment] | None:
         """The next segment whose turn it is, once it may begin; None at the end."""
