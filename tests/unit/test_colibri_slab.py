@@ -198,7 +198,10 @@ def test_large_slabs_lie_in_huge_pages_if_there_are_any() -> None:
     assert _same(_bytes(slab, 1), written)
 
 
-def test_where_the_system_has_no_huge_pages_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("setting", ["always [madvise] never\n", "always madvise [never]\n", None])
+def test_where_the_system_has_no_huge_pages_nothing_is_lost(
+    setting: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused: list[int] = []
 
     class Refusing:
@@ -206,7 +209,12 @@ def test_where_the_system_has_no_huge_pages_nothing_is_lost(monkeypatch: pytest.
             self.madvise = lambda _place, _size, advice: refused.append(advice) or -1
 
     monkeypatch.setattr(huge_pages.ctypes, "CDLL", Refusing)
+    monkeypatch.setattr(huge_pages, "_SETTING", tmp_path / "enabled")
+    if setting is not None:
+        (tmp_path / "enabled").write_text(setting)
     memory = np.ones(2 * HUGE_BYTES, np.uint8)
     assert not huge_pages.move_zeros(memory)
     assert memory.all()
-    assert refused == [getattr(mmap, "MADV_HUGEPAGE", 14)][: sys.platform == "linux"]
+    # Where they are off nobody is asked.
+    is_asked = sys.platform == "linux" and "[never]" not in (setting or "")
+    assert refused == [getattr(mmap, "MADV_HUGEPAGE", 14)][:is_asked]

@@ -10,12 +10,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from pathlib import Path
 
 import mlx.core as mx
 
 from mlxpool.worker.colibri.disk import Bytes, address
 
 HUGE_BYTES = 2 * 2**20
+_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def move_zeros(memory: Bytes) -> bool:
@@ -33,10 +35,19 @@ def move_zeros(memory: Bytes) -> bool:
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     place = address(memory) + start
-    if advise(place, size, mmap.MADV_HUGEPAGE) != 0:
+    if _are_off() or advise(place, size, mmap.MADV_HUGEPAGE) != 0:
         return False
     # The pages are given back and come again, empty, when they are written: here and now, so that memory that
     # there isn't is missed by who asks for it.
     advise(place, size, mmap.MADV_DONTNEED)
     memory[:] = 0
     return True
+
+
+def _are_off() -> bool:
+    """Whether the system gives none to anybody. It takes the advice all the same, and to write a whole model's
+    slots a second time costs as much as the first."""
+    try:
+        return "[never]" in _SETTING.read_text()
+    except OSError:
+        return False
