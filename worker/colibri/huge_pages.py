@@ -45,8 +45,8 @@ def move_zeros(memory: Bytes) -> bool:
 
 
 def _are_off() -> bool:
-    """Whether the system gives none to anybody. It takes the advice all the same, and to write all slots a second
-    time costs as much as the first."""
+    """Whether the system gives none to anybody. It takes the advice all the same, and to write all slots a
+    second time costs as much as the first."""
     try:
         return "[never]" in _SETTING.read_text()
     except OSError:
