@@ -35,8 +35,6 @@ def read_head(body: bytes) -> Head:
     """Raises ApiError 400 for what is no JSON object, or a field of the wrong type."""
     try:
         raw = _decoder.decode(body)
-    except msgspec.ValidationError:
-        raise error("invalid_request", "the body must be a JSON object") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
         raise bad_json(body, err) from None
     except RecursionError:

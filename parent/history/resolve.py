@@ -107,10 +107,8 @@ def read_ask(body: bytes) -> Ask:
     """Raises ApiError 400 for what is no JSON object, or a field of the parent's with a wrong type."""
     try:
         return _read_ask(body)
-    except msgspec.ValidationError:
-        raise error("invalid_request", "the body must be a JSON object") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
-        raise error("invalid_request", f"the body is not valid JSON: {err}") from None
+        raise read.bad_json(body, err) from None
     except RecursionError:
         raise error("invalid_request", "the body is nested too deeply") from None
 

@@ -61,8 +61,12 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def bad_json(body: bytes, err: Exception) -> ApiError:
-    """400 for a body that is no JSON. What clients get wrong most is a string cut in the middle of a
-    character: then it says where."""
+    """400 for a body that can't be decoded: no JSON, no object where `err` says so, or a number beyond all
+    ranges. What clients get wrong most is a string cut in the middle of a character: then it says where."""
+    if isinstance(err, msgspec.ValidationError):
+        if "out of range" not in str(err):
+            return error("invalid_request", "the body must be a JSON object")
+        return error("invalid_request", f"the body holds too large a number: {err}; use one below 1e308")
     half = _LONE_SURROGATE.search(body)
     if half is None:
         return error("invalid_request", f"the body is not valid JSON: {err}")

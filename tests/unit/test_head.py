@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from mlxpool.parent.edge.head import read_head
 from mlxpool.parent.edge.http_server import _refused
+from mlxpool.parent.history.resolve import read_ask
 from mlxpool.shared.errors import ApiError
 
 ALLOWED = 'use seconds, a duration like "15m", 0, or -1 for ever'
@@ -33,6 +36,21 @@ def test_half_of_a_character_is_named_with_its_place() -> None:
     with pytest.raises(ApiError) as caught:
         read_head(b'{"a": "\\ud83d\\ude00", "b": "cut\\ud83d"}')
     assert "\\ud83d at byte 31 is half of a character" in caught.value.message
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 5000, "1e999"])
+@pytest.mark.parametrize("read", [read_head, read_ask])
+def test_a_number_beyond_all_ranges_is_told_as_one(read: Callable[[bytes], object], number: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read(f'{{"stream": {number}}}'.encode())
+    assert (caught.value.status, caught.value.code) == (400, "invalid_request")
+    assert caught.value.message.startswith("the body holds too large a number: ")
+
+
+@pytest.mark.parametrize("read", [read_head, read_ask])
+def test_what_is_no_object_is_told_as_that(read: Callable[[bytes], object]) -> None:
+    with pytest.raises(ApiError, match="^the body must be a JSON object$"):
+        read(b"[1e3]")
 
 
 @pytest.mark.parametrize(
