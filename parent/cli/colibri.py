@@ -70,6 +70,8 @@ def plan_command(
     from mlxpool.shared.colibri import tuned
     from mlxpool.shared.colibri.folder import is_only_streamed
 
+    if not folder.is_dir():
+        raise Failure(f"{str(folder)!r} is no folder; name the folder that a model lies in")
     flags = {"home": home, "pool.memory_budget": memory_budget}
     settings = read_settings(config_file, flags)
     kind = backend.detect()

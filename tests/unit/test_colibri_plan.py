@@ -135,6 +135,10 @@ def test_the_command_says_what_is_wrong_with_a_folder(
     tmp_path: Path,
 ) -> None:
     said = mlxpool("colibri", "plan", str(tmp_path / "none"), "--home", str(tmp_path))
+    no_folder = f"mlxpool: {str(tmp_path / 'none')!r} is no folder; name the folder that a model lies in\n"
+    assert (said.code, said.err) == (1, no_folder)
+    (tmp_path / "none").mkdir()
+    said = mlxpool("colibri", "plan", str(tmp_path / "none"), "--home", str(tmp_path))
     assert (said.code, said.err) == (1, "mlxpool: none: no config.json in the folder\n")
     folder = sparse_glm.container(tmp_path / "cut", num_hidden_layers=4)
     (folder / "out-mtp-00000.safetensors").unlink()
