@@ -97,11 +97,11 @@ class Lookup:
 
 
 def unavailable(err: Unavailable) -> ApiError:
-    """503 for a history that can't be read now."""
+    """503 for a history that can't be read or written now."""
     return ApiError(
         503,
         "internal_error",
-        f"the history can't be read just now ({err}); try again",
+        f"the history can't be used just now ({err}); try again",
         retry_after_s=RETRY_AFTER_S,
     )
 
