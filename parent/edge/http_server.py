@@ -10,13 +10,15 @@ import asyncio
 import logging
 import re
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from mlxpool.shared.errors import ApiError, error
+from mlxpool.shared.text import cut
 
-from .reply import error_response, request_id
+from .reply import REQUEST_ID, error_response, request_id
 
 logger = logging.getLogger("mlxpool.edge")
 
@@ -78,10 +80,28 @@ def _refused(message: str) -> str:
     return f"not a valid HTTP request: {reason[:MAX_REASON_CHARS] or 'malformed'}"
 
 
+def _expecting(
+    handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+    """`handle`, with our words for an Expect header that aiohttp refuses before any middleware."""
+
+    async def handled(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await handle(request)
+        except web.HTTPExpectationFailed as err:
+            request[REQUEST_ID] = request_id(request.headers.get("X-Request-Id"))
+            expected = cut(repr(request.headers.get(hdrs.EXPECT, "")))
+            said = f"the Expect header is {expected}; send 100-continue or none"
+            return error_response(request, ApiError(err.status, "invalid_request", said))
+
+    return handled
+
+
 async def listen(runner: web.AppRunner, listener: socket.socket) -> asyncio.Server:
     """Serve the runner's application on a bound socket; the runner's cleanup ends the connections."""
     server = runner.server
     assert server is not None
+    server.request_handler = _expecting(server.request_handler)
     loop = asyncio.get_running_loop()
     settings: dict[str, Any] = {
         "access_log": None,

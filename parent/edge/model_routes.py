@@ -18,7 +18,7 @@ from mlxpool.shared.errors import error
 from mlxpool.shared.text import cut
 
 from .events import LogLines
-from .models import find
+from .models import find_shown
 from .reply import json_response
 
 DEFAULT_LOG_LINES = 200
@@ -43,7 +43,7 @@ class ModelRoutes:
 
     async def stats(self, request: web.Request) -> web.Response:
         """GET /api/models/{id}/stats; of a model that isn't loaded, its state alone."""
-        model = find(self._library, request.match_info["id"])
+        model = find_shown(self._pool, self._library, request.match_info["id"])
         told = await _asked(model.name, self._pool.worker_stats(model.name))
         slot = self._pool.slot(model.name)
         state = slot.phase if slot is not None else "absent"
@@ -51,7 +51,7 @@ class ModelRoutes:
 
     async def experts(self, request: web.Request) -> web.Response:
         """GET /api/models/{id}/experts: how often each streamed expert is asked for, and which are held."""
-        name = find(self._library, request.match_info["id"]).name
+        name = find_shown(self._pool, self._library, request.match_info["id"]).name
         told = await _asked(name, self._pool.heat_map(name))
         if told is None:
             loaded = self._pool.upstream(name) is not None
@@ -67,7 +67,7 @@ class ModelRoutes:
 
     async def logs(self, request: web.Request) -> web.Response:
         """GET /api/models/{id}/logs?n=200: the last lines of the model's log."""
-        model = find(self._library, request.match_info["id"])
+        model = find_shown(self._pool, self._library, request.match_info["id"])
         asked = request.query.get("n", str(DEFAULT_LOG_LINES))
         if not asked.isdecimal() or not 0 < int(asked) <= MAX_LOG_LINES:
             raise error(

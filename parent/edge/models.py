@@ -136,6 +136,13 @@ def view_model(pool: PoolService, library: Library, model: LibraryModel) -> Mode
     )
 
 
+def find_shown(pool: PoolService, library: Library, name: str) -> LibraryModel:
+    """Like `find`, and also a model whose folder is gone and whose worker isn't: it can still be looked at,
+    and sent away. Raises ApiError 404."""
+    lost = pool.shown(name) if library.find(name) is None else None
+    return lost or find(library, name)
+
+
 def find(library: Library, name: str) -> LibraryModel:
     """The model of exactly that name. Raises ApiError 404."""
     model = library.find(name)

@@ -11,7 +11,7 @@ from mlxpool.shared.control import Phase
 from mlxpool.shared.errors import error
 from mlxpool.shared.text import cut
 
-from .models import find
+from .models import find, find_shown
 from .reply import json_response
 
 
@@ -49,7 +49,7 @@ class PoolRoutes:
 
     async def unload(self, request: web.Request) -> web.Response:
         """POST /api/models/{id}/unload"""
-        model = find(self._library, request.match_info["id"])
+        model = find_shown(self._pool, self._library, request.match_info["id"])
         body = await request.read()
         try:
             wish = msgspec.json.decode(body, type=UnloadBody) if body.strip() else UnloadBody()
@@ -66,14 +66,14 @@ class PoolRoutes:
 
     async def unpin(self, request: web.Request) -> web.Response:
         """POST /api/models/{id}/unpin"""
-        model = await self._model(request)
+        await _no_body(request)
+        model = find_shown(self._pool, self._library, request.match_info["id"])
         self._pool.pin(model, False)
         return self._state(model)
 
     async def _model(self, request: web.Request) -> LibraryModel:
         """The model of a command that takes no body, or an empty object."""
-        if (await request.read()).strip() not in (b"", b"{}"):
-            raise error("invalid_request", "this command takes no body; send none, or {}")
+        await _no_body(request)
         return find(self._library, request.match_info["id"])
 
     def _state(self, model: LibraryModel) -> web.Response:
@@ -81,3 +81,9 @@ class PoolRoutes:
         if slot is None:
             return json_response(ModelState(model.name, "absent", model.settings.pin, None), 202)
         return json_response(ModelState(model.name, slot.phase, slot.pinned, self._pool.reason(slot)), 202)
+
+
+async def _no_body(request: web.Request) -> None:
+    """Raises ApiError 400 for any but an empty object."""
+    if (await request.read()).strip() not in (b"", b"{}"):
+        raise error("invalid_request", "this command takes no body; send none, or {}")

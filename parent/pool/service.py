@@ -221,6 +221,11 @@ class PoolService:
         """What is known of a model that has been spoken of."""
         return self.scheduler.slots.get(name)
 
+    def shown(self, name: str) -> LibraryModel | None:
+        """The model of that name among those of the view, also one that the library has lost since."""
+        slot, known = self.slot(name), self._specs.get(name)
+        return known[2] if slot is not None and slot.is_shown and known is not None else None
+
     def reason(self, slot: Slot) -> str | None:
         """Why a model is in its state, for a person."""
         return reason_of(slot, self.scheduler.leases.front)
@@ -228,7 +233,7 @@ class PoolService:
     def view(self) -> PoolView:
         """The body of /api/pool."""
         now, every, front = self.effects.now(), self.scheduler.slots, self.scheduler.leases.front
-        slots = [s for s in every.values() if s.alive or s.phase == "failed" or s.pinned]
+        slots = [slot for slot in every.values() if slot.is_shown]
         waiting = sorted((t for s in every.values() for t in s.waiting), key=lambda t: t.number)
         return PoolView(
             budget_bytes=self.budget.total_bytes,

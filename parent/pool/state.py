@@ -104,6 +104,11 @@ class Slot:
         return self.worker != 0
 
     @property
+    def is_shown(self) -> bool:
+        """Whether people are told of it: there is a process, a failure, or the wish to keep it."""
+        return self.alive or self.phase == "failed" or self.pinned
+
+    @property
     def claim(self) -> int:
         """Bytes its start will take once its victims are gone, beyond what it is charged now."""
         return self.spec.planned_bytes - self.reserved if self.phase == "starting" and not self.told_go else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from tests.tools import sse
 from tests.tools.scripted_script import expected_text, make_scripted_model, read_events
-from tests.tools.served import chat_body, serve, until
+from tests.tools.served import chat_body, gone, serve, until
 from tests.tools.tiny_fixture import TinyModels
 
 KEYS = '[server]\napi_keys = ["first-key", "second-key"]\nallowed_origins = ["https://app.example"]\n'
@@ -307,6 +308,25 @@ async def test_a_model_whose_folder_is_broken_is_listed_as_failed_with_the_reaso
         assert (await served.chat("a")).status == 200
 
 
+async def test_a_model_whose_folder_is_gone_can_be_looked_at_and_sent_away(tmp_path: Path, models: Path):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        assert (await served.chat("a")).status == 200
+        assert (await served.request("POST", "/api/models/a/pin")).body["pinned"]
+        shutil.rmtree(models / "a")
+        assert (await served.chat("a")).code == "model_not_found"
+        assert (await served.request("GET", "/api/models/a/stats")).body["state"] == "ready"
+        assert (await served.request("GET", "/api/models/a/logs")).status == 200
+        assert (await served.request("POST", "/api/models/a/load")).code == "model_not_found"
+        assert (await served.request("POST", "/api/models/a/unpin")).body["pinned"] is False
+        worker = await served.worker("a")
+        assert worker is not None
+        assert worker["planned_bytes"] > 0
+        assert (await served.request("POST", "/api/models/a/unload")).status == 202
+        await gone([worker["pid"]])
+        assert (await served.request("POST", "/api/models/a/unload")).code == "model_not_found"
+        assert (await served.pool())["reserved_bytes"] == 0
+
+
 async def test_the_pool_view_has_every_contracted_field(tmp_path: Path, models: Path):
     async with serve(tmp_path, models=models, scripted=True) as served:
         await served.chat("a")
@@ -517,6 +537,20 @@ async def test_a_body_that_is_not_encoded_as_it_says_is_a_400(
         assert (answer.status, answer.code) == (400, "invalid_request")
         assert words in answer.body["error"]["message"]
         assert "Traceback" not in served.log()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/nowhere"])
+async def test_an_expectation_that_nobody_meets_is_refused_in_the_protocols_shape(
+    tmp_path: Path, models: Path, path: str
+):
+    async with serve(tmp_path, models=models, scripted=True) as served:
+        answer = await served.request("POST", path, chat_body("a"), Expect="a-miracle", X_Request_Id="mine")
+        assert (answer.status, answer.code) == (417, "invalid_request")
+        said = "the Expect header is 'a-miracle'; send 100-continue or none"
+        assert answer.body["error"]["message"] == said
+        assert answer.headers["x-request-id"] == "mine"
+        assert answer.body.get("request_id", "mine") == "mine"
+        assert (await served.chat("a")).status == 200
 
 
 async def test_a_header_that_is_too_long_is_a_400_that_does_not_repeat_it(tmp_path: Path, models: Path):
