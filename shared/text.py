@@ -22,3 +22,13 @@ def is_unicode(text: str) -> bool:
 def cut(text: str, chars: int = QUOTED_CHARS) -> str:
     """Its first characters, with a mark where that is not all."""
     return text if len(text) <= chars else text[:chars] + "…"
+
+
+def one_line(text: str) -> str:
+    """A message as a terminal may have it: its lines in one, and what can't be seen, a terminal's commands
+    among it, as escapes."""
+    lines = (line.strip() for line in text.splitlines())
+    return "".join(
+        letter if letter.isprintable() else ascii(letter)[1:-1]
+        for letter in " ".join(line for line in lines if line)
+    )

@@ -304,6 +304,24 @@ def test_a_reader_that_left_is_no_news(tmp_path: Path, arguments: list[str]) -> 
     assert ended.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["completion"], "Missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish"),
+        (["colibri", "plan", "--slots", "\x1b[31mred\x07"], "'\\x1b[31mred\\x07' is not a valid integer"),
+        (["up", "--port", "größer als\xa0alle"], "--port = 'größer als\\xa0alle': use a whole number"),
+    ],
+)
+def test_an_error_is_one_line_without_commands_for_the_terminal(
+    mlxpool: Command, arguments: list[str], said: str
+) -> None:
+    result = mlxpool(*arguments)
+    assert result.code == 2
+    assert said in result.err
+    assert result.err.count("\n") == 1
+    assert result.err[:-1].isprintable()
+
+
 def test_text_that_the_terminal_cannot_show_is_shown_as_escapes(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[aliases]\n"größer" = "m"\n', encoding="utf-8")
     ended = output_to(tmp_path, "", "config", PYTHONIOENCODING="ascii")
