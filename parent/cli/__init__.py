@@ -173,7 +173,7 @@ def _check_arguments() -> None:
 
 
 def _say(message: str, code: int, prefix: str = "mlxpool: ") -> int:
-    """The line on stderr, where there is somebody to read it, or without a prefix the text; returns the code."""
+    """The line on stderr, where there is somebody to read it; without a prefix the text. Returns the code."""
     if prefix and not (message.isascii() and message.isprintable()):
         from mlxpool.shared.text import one_line
 
