@@ -29,7 +29,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object], *, durable: boo
     """Put a file in its place that is whole once it has its name; a reader sees the old one or the new one.
 
     durable: it and its name are on the disk when this returns. Several processes may do it at once. What a
-    killed one leaves ends in PART_SUFFIX. Raises OSError, and what `write` raises.
+    killed one leaves ends in PART_SUFFIX. Raises OSError with a file's name, and what `write` raises.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}{PART_SUFFIX}")
     try:
@@ -39,8 +39,11 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object], *, durable: boo
                 file.flush()
                 os.fsync(file.fileno())
         os.rename(part, path)
-    except BaseException:
+    except BaseException as problem:
         part.unlink(missing_ok=True)
+        if isinstance(problem, OSError) and problem.errno is not None and problem.filename is None:
+            # A full disk is met through a descriptor: the system doesn't say which file's.
+            problem.filename = str(path)
         raise
     if durable:
         sync(path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,6 +39,18 @@ def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
         write_whole(path, write)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_the_system_refuses_names_the_file(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_whole(tmp_path / "kept.json", lambda file: file.write(bytes(8192)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.filename == str(tmp_path / "kept.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_being_written_is_told_by_its_name(tmp_path: Path) -> None:
