@@ -323,7 +323,12 @@ async def test_a_model_whose_folder_is_gone_can_be_looked_at_and_sent_away(tmp_p
         assert worker["planned_bytes"] > 0
         assert (await served.request("POST", "/api/models/a/unload")).status == 202
         await gone([worker["pid"]])
-        assert (await served.request("POST", "/api/models/a/unload")).code == "model_not_found"
+
+        async def forgotten() -> bool:
+            answer = await served.request("POST", "/api/models/a/unload")
+            return answer.status == 404 and answer.code == "model_not_found"
+
+        await until(forgotten)
         assert (await served.pool())["reserved_bytes"] == 0
 
 
