@@ -355,6 +355,14 @@ def _models(facts: Facts) -> Iterator[Finding]:
                 else "it needs a larger [pool] memory_budget, or a smaller quantisation"
             )
             yield Finding("models", "warn", f"{model.name} {model.plan.explanation}", advice)
+        elif model.plan is not None and model.plan.asked_context:
+            bad += 1
+            yield Finding(
+                "models",
+                "warn",
+                f"{model.name} {model.plan.explanation}",
+                f'set [models."{model.name}"] context no higher than the model\'s own, or leave it out',
+            )
     if facts.models and not bad:
         count = len(facts.models)
         summary = "1 model, and it fits" if count == 1 else f"{count} models, and each fits"

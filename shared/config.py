@@ -194,7 +194,11 @@ class ModelSettings(ModelColibri, frozen=True, forbid_unknown_fields=True):
     idle_ttl: Annotated[float | None, Key(v.TTL, "Unset: [pool] idle_ttl.")] = None
     context: Annotated[
         int | None,
-        Key(v.COUNT, "Tokens. Unset: the model's own, at most 32,768, so that one row's KV stays modest."),
+        Key(
+            v.COUNT,
+            "Tokens. Unset: the model's own, at most 32,768, so that one row's KV stays modest. More than the "
+            "model has is lowered to that, and told with its plan.",
+        ),
     ] = None
     batch: Annotated[
         int | None,

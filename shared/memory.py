@@ -91,7 +91,8 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     buffers that MLX keeps. context: tokens one row may hold, already lowered where the verdict says so.
     kv_bytes_per_token: what one more token of a long row costs. short_by_bytes: over the limit by this much,
     0 when it fits. fitting_context: the most tokens that would fit in the limit, 0 for none at all. told: its
-    explanation where it was made elsewhere, from other lines.
+    explanation where it was made elsewhere, from other lines. asked_context: tokens that were asked for where
+    the model's own are fewer, 0 for no more than those.
     """
 
     weights_bytes: int
@@ -108,6 +109,7 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     short_by_bytes: int = 0
     fitting_context: int = 0
     told: str | None = None
+    asked_context: int = 0
 
     @property
     def explanation(self) -> str:
@@ -115,7 +117,7 @@ class MemoryPlan(msgspec.Struct, frozen=True):
         if self.told is not None:
             return self.told
         parts = (
-            f"{format_size(self.planned_bytes)} at context {self.context}"
+            f"{format_size(self.planned_bytes)} {at_context(self.context, self.asked_context)}"
             f" (weights {format_size(self.weights_bytes)}, KV {format_size(self.kv_pool_bytes)},"
             f" prefill {format_size(self.prefill_bytes)},"
             f" process {format_size(self.overhead_bytes + self.grammar_bytes + self.allocator_bytes)})"
@@ -145,8 +147,7 @@ def plan(
     than the model's own. batch: rows. limit_bytes: the most this model may take, None for no limit.
     limit_is_explicit: whether that limit may lower the context.
     """
-    own = facts.max_context or DEFAULT_CONTEXT_TOKENS
-    wanted = min(own, context or DEFAULT_CONTEXT_TOKENS)
+    wanted, asked = wanted_context(facts.max_context, context)
     chunk = prefill_chunk or PREFILL_CHUNK_TOKENS[backend]
     weights = facts.weights_float32_bytes if backend == "cpu" else facts.weights_bytes
     overhead = OVERHEAD_BYTES[backend]
@@ -186,7 +187,21 @@ def plan(
         limit_bytes=limit_bytes,
         short_by_bytes=short_by,
         fitting_context=fitting,
+        asked_context=asked,
     )
+
+
+def wanted_context(own: int | None, asked: int | None) -> tuple[int, int]:
+    """Tokens to plan for, and what was asked for where that is more than the model has. own: what its config
+    says, None where it is silent. asked: None for the usual."""
+    most = own or DEFAULT_CONTEXT_TOKENS
+    return min(most, asked or DEFAULT_CONTEXT_TOKENS), asked if asked is not None and asked > most else 0
+
+
+def at_context(context: int, asked: int) -> str:
+    """For a person. asked: more than the model has, 0 for no more."""
+    told = f" ({asked} was asked for, which is more than the model has)" if asked else ""
+    return f"at context {context}{told}"
 
 
 def kv_bytes_per_token(facts: ModelFacts, backend: Backend) -> int:

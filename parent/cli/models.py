@@ -100,7 +100,7 @@ def _row(entry: dict[str, Any]) -> list[str]:
     plan = entry["plan"]
     if plan is None:
         return [entry["name"], entry["state"], "-", "-", f"broken: {entry['fault']}"]
-    verdict = "fits" if plan.verdict == "fits" else plan.explanation
+    verdict = "fits" if plan.verdict == "fits" and not plan.asked_context else plan.explanation
     return [entry["name"], entry["state"], format_size(plan.planned_bytes), str(plan.context), verdict]
 
 

@@ -17,7 +17,6 @@ from mlxpool.shared.colibri.layout import Artifact
 from mlxpool.shared.colibri.needs import Item, Needs, needs
 from mlxpool.shared.colibri.reserves import WIDEST_CHUNK_TOKENS, Reserves, process_bytes, reserves
 from mlxpool.shared.memory import (
-    DEFAULT_CONTEXT_TOKENS,
     MIN_CONTEXT_TOKENS,
     PREFILL_CHUNK_TOKENS,
     MemoryPlan,
@@ -65,6 +64,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
     wanted context, 0 for none or where they do. roomy_context, roomy_bytes: where few slots fit, the context
     and the limit that would leave FEW_SLOTS, 0 for none. hit_rate: forecast, of decoding.
     sparse_attention: whether its architecture has indexers; has_indexer: whether the folder has.
+    asked_context: as of any plan (memory.py).
     """
 
     items: tuple[Item, ...]
@@ -96,6 +96,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
     hit_rate: float
     has_indexer: bool
     sparse_attention: bool
+    asked_context: int = 0
 
     @property
     def generation_limit(self) -> int:
@@ -120,7 +121,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
     def explanation(self) -> str:
         """The verdict and its numbers, for a person."""
         parts = (
-            f"at context {self.context}, {self.slots} of {self.experts}"
+            f"{memory.at_context(self.context, self.asked_context)}, {self.slots} of {self.experts}"
             f" experts per layer in memory (resident {format_size(self.bytes_of('resident'))},"
             f" slots {format_size(self.slabs_bytes)}, KV {format_size(self.bytes_of(*_KV_ITEMS))},"
             f" prefill {format_size(self.bytes_of('reconstructed_kv', 'rows'))},"
@@ -192,6 +193,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
             short_by_bytes=self.short_by_bytes,
             fitting_context=self.fitting_context,
             told=self.explanation,
+            asked_context=self.asked_context,
         )
 
 
@@ -210,8 +212,7 @@ def plan(
     """
     held = needs(artifact, backend)
     _check(artifact, wishes, backend)
-    own = held.facts.max_context or DEFAULT_CONTEXT_TOKENS
-    wanted = min(own, wishes.context or DEFAULT_CONTEXT_TOKENS)
+    wanted, asked = memory.wanted_context(held.facts.max_context, wishes.context)
     bill = _Bill(held, wishes, limit_bytes)
 
     def fits(context: int, drafts: int = wishes.drafts) -> bool:
@@ -272,6 +273,7 @@ def plan(
         hit_rate=forecast.hit_rate(slots, held.experts),
         has_indexer=artifact.has_indexer,
         sparse_attention=artifact.has_indexer or artifact.config.get("index_topk") is not None,
+        asked_context=asked,
     )
 
 

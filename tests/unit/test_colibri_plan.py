@@ -323,6 +323,16 @@ def test_a_chosen_budget_lowers_the_context_and_the_usual_one_refuses(artifacts:
     )
 
 
+def test_a_context_that_the_model_has_not_is_lowered_in_so_many_words(artifacts: dict[str, Artifact]) -> None:
+    own = artifacts["container"].config["max_position_embeddings"]
+    made = planned(artifacts["container"], 900 * GIB, context=own + 1)
+    assert (made.verdict, made.context, made.asked_context) == ("fits", own, own + 1)
+    told = f"at context {own} ({own + 1} was asked for, which is more than the model has), "
+    assert told in made.explanation
+    assert (told in made.memory_plan.explanation, made.memory_plan.asked_context) == (True, own + 1)
+    assert planned(artifacts["container"], 900 * GIB, context=own).asked_context == 0
+
+
 def test_few_slots_are_planned_and_warned_of(artifacts: dict[str, Artifact]) -> None:
     few = planned(artifacts["container"], 25 * GIB, context=4096)
     assert (few.slots, few.is_slow) == (6, True)

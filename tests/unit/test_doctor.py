@@ -215,6 +215,10 @@ def test_a_healthy_machine_is_told_line_by_line() -> None:
             {"models": [ModelFact("a", None, plan("does_not_fit", limit_bytes=GB, short_by_bytes=7 * GB))]},
             *("models", "warn", "a does not fit in 1.0 GB by 7.0 GB", "a smaller quantisation"),
         ),
+        (
+            {"models": [ModelFact("a", None, plan(asked_context=99999))]},
+            *("models", "warn", "99999 was asked for", '[models."a"] context no higher'),
+        ),
         ({"models": [ModelFact("a", None, plan())]}, "models", "ok", "1 model, and it fits", ""),
         ({"shadowed": [Path("/m/a")]}, "models", "warn", "/m/a is not served", "rename it"),
     ],

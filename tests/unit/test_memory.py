@@ -110,6 +110,20 @@ def test_only_an_explicit_limit_lowers_the_context() -> None:
     assert kept.explanation.endswith(f"context = {lowered.context} would fit")
 
 
+def test_a_context_that_the_model_has_not_is_lowered_in_so_many_words() -> None:
+    own = FACTS.max_context
+    assert own is not None
+    asked = plan(FACTS, backend="cpu", context=own + 1, batch=8, limit_bytes=None)
+    assert (asked.verdict, asked.context, asked.asked_context) == ("fits", own, own + 1)
+    assert (
+        f"at context {own} ({own + 1} was asked for, which is more than the model has)" in asked.explanation
+    )
+    for context in (own, None):
+        plain = plan(FACTS, backend="cpu", context=context, batch=8, limit_bytes=None)
+        assert (plain.context, plain.asked_context) == (own, 0)
+        assert "asked" not in plain.explanation
+
+
 def test_a_model_whose_weights_pass_the_limit_fits_at_no_context() -> None:
     planned = plan(FACTS, backend="cpu", context=None, batch=8, limit_bytes=1_500_000)
     assert planned.verdict == "does_not_fit"
