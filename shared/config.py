@@ -196,8 +196,8 @@ class ModelSettings(ModelColibri, frozen=True, forbid_unknown_fields=True):
         int | None,
         Key(
             v.COUNT,
-            "Tokens. Unset: the model's own, at most 32,768, so that one row's KV stays modest. More than the "
-            "model has is lowered to that, and told with its plan.",
+            "Tokens. Unset: the model's own, at most 32,768, so that one row's KV stays modest. More than "
+            "the model has is lowered to that, and told with its plan.",
         ),
     ] = None
     batch: Annotated[
