@@ -15,6 +15,7 @@ from mlxpool.worker.colibri.convert.work import Order, Result, convert
 from mlxpool.worker.colibri.sources import open_source
 from mlxpool.worker.jobs import output
 from mlxpool.worker.jobs.colibri_convert import empty_model
+from tests.tools.expert_fill import fill
 
 FOUR = Recipe(4, 64, "affine")
 KEPT = Recipe(None, 0, "affine")
@@ -73,7 +74,7 @@ def experts(folder: Path) -> dict[tuple[int, int, str], bytes]:
             rows = {
                 (part.projection, part.part): np.zeros(part.size_bytes, np.uint8) for part in layout.parts
             }
-            source.fill(number, expert, rows)
+            fill(source, number, expert, rows)
             for (projection, part), row in rows.items():
                 found[number, expert, f"{projection}.{part}"] = row.tobytes()
     source.close()

@@ -23,6 +23,7 @@ from mlxpool.worker.colibri.load import build, module_at, put
 from mlxpool.worker.colibri.model import Model
 from mlxpool.worker.colibri.sources import open_source
 from tests.tiny_glm import Floats
+from tests.tools.expert_fill import fill
 
 
 def resident(folder: Path, backend: Backend = "cpu") -> Any:
@@ -56,7 +57,7 @@ def _switch(source: ExpertSource, layout: ExpertLayout, activation: Any) -> Swit
         for part in layout.parts
     }
     for expert in range(layout.experts):
-        source.fill(layout.layer, expert, {key: rows[expert] for key, rows in held.items()})
+        fill(source, layout.layer, expert, {key: rows[expert] for key, rows in held.items()})
     made = SwitchGLU(1, 1, 1, activation)
     for projection, how in layout.packing.items():
         linear = _linear(how)

@@ -16,6 +16,7 @@ from mlxpool.worker.colibri.contract import ExpertSource, Filling, Rows
 from mlxpool.worker.colibri.device_copies import DeviceCopies, DeviceError, Driver, with_device_copies
 from mlxpool.worker.colibri.faults import ReadFault
 from mlxpool.worker.colibri.segments import Segment
+from tests.tools.expert_fill import fill
 
 _SIZES = {("gate_proj", "weight"): 5000, ("up_proj", "weight"): 4096, ("down_proj", "scales"): 3}
 
@@ -107,7 +108,7 @@ def test_many_threads_copy_without_mixing_experts_up() -> None:
     copies = DeviceCopies(source, driver)  # type: ignore[arg-type]
     asked = [(layer, expert, _rows()) for layer in (0, 1) for expert in range(63)]
     with ThreadPoolExecutor(4) as pool:
-        read = list(pool.map(lambda one: copies.fill(*one), asked))
+        read = list(pool.map(lambda one: fill(copies, *one), asked))
     assert read == [sum(_SIZES.values())] * len(asked)
     for layer, expert, rows in asked:
         assert all((row == layer * 64 + expert).all() for row in rows.values())
@@ -120,13 +121,13 @@ def test_a_fault_of_the_disk_and_one_of_the_driver_name_the_expert() -> None:
     driver = _Driver()
     copies = DeviceCopies(_Source(), driver)  # type: ignore[arg-type]
     with pytest.raises(ReadFault, match="layer 1, expert 63 could not be read from f: gone"):
-        copies.fill(1, 63, _rows())
+        fill(copies, 1, 63, _rows())
     driver.full = True
     with pytest.raises(ReadFault, match="layer 0, expert 2 .* status 700"):
-        copies.fill(0, 2, _rows())
+        fill(copies, 0, 2, _rows())
     driver.full = False
     rows = _rows()
-    copies.fill(0, 2, rows)
+    fill(copies, 0, 2, rows)
     assert (rows["up_proj", "weight"] == 2).all()
 
 
@@ -195,10 +196,10 @@ def test_a_copy_that_is_refused_leaves_none_under_way(library: _Library) -> None
     copies = DeviceCopies(_Source(), Driver())  # type: ignore[arg-type]
     rows = _rows()
     with pytest.raises(ReadFault, match="layer 0, expert 2 .*: cuMemcpyHtoDAsync_v2 failed with status 700"):
-        copies.fill(0, 2, rows)
+        fill(copies, 0, 2, rows)
     assert not library.pending
     library.refused = 99
-    copies.fill(1, 5, rows)
+    fill(copies, 1, 5, rows)
     assert all((row == 64 + 5).all() for row in rows.values())
 
 

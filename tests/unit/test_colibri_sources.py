@@ -26,6 +26,7 @@ from mlxpool.worker.colibri.reader import Reader
 from mlxpool.worker.colibri.segments import Run, runs, segments
 from mlxpool.worker.colibri.sources import FileSource, open_source
 from tests import tiny_glm
+from tests.tools.expert_fill import fill
 
 Rows = dict[tuple[str, str], npt.NDArray[np.uint8]]
 MODES: tuple[IoMode, ...] = ("direct", "uncached", "buffered")
@@ -79,7 +80,7 @@ def new_rows(layout: ExpertLayout, *, at: int | None = None) -> Rows:
 
 def read(source: FileSource, layer: int, expert: int, *, at: int | None = None) -> Rows:
     rows = new_rows(source.layout(layer), at=at)
-    assert source.fill(layer, expert, rows) == source.layout(layer).record_bytes
+    assert fill(source, layer, expert, rows) == source.layout(layer).record_bytes
     return rows
 
 
@@ -331,10 +332,10 @@ def test_what_a_slot_can_not_hold_is_refused(forms: Callable[[str], Path]) -> No
     source = opened(forms("row"))
     rows = new_rows(source.layout(1))
     with pytest.raises(ValueError, match="has 5 experts, no 5"):
-        source.fill(1, 5, rows)
+        fill(source, 1, 5, rows)
     rows["up_proj", "weight"] = rows["up_proj", "weight"][1:]
     with pytest.raises(ValueError, match=r"up_proj.weight: a row of"):
-        source.fill(1, 0, rows)
+        fill(source, 1, 0, rows)
     source.close()
 
 
@@ -473,8 +474,8 @@ def test_a_buffer_of_an_expert_that_failed_is_used_again(
         patched.setattr(disk.os, "preadv", broken)
         for _ in range(3):
             with pytest.raises(ReadFault, match="Input/output error"):
-                source.fill(1, 0, new_rows(source.layout(1)))
-    source.fill(2, 3, new_rows(source.layout(2)))
+                fill(source, 1, 0, new_rows(source.layout(1)))
+    fill(source, 2, 3, new_rows(source.layout(2)))
     assert len(made) == 1
     source.close()
 
@@ -578,7 +579,7 @@ def test_slots_lie_as_the_files_do_where_a_driver_is_strict(
     )
     wanted = read(plain, 2, expert)
     lengths.clear()
-    source.fill(2, expert, rows)
+    fill(source, 2, expert, rows)
     assert all((rows[key] == wanted[key]).all() for key in wanted)
     # All of a matrix but its first and last block, which it may share.
     straight = [length for length in lengths if length > 8192]

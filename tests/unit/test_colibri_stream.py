@@ -28,6 +28,7 @@ from mlxpool.worker.colibri.slab import Slab, Staging
 from mlxpool.worker.colibri.sources import open_source
 from mlxpool.worker.colibri.stream import ExpertStream
 from tests import tiny_glm
+from tests.tools.expert_fill import fill
 from tests.unit import colibri_families, colibri_world
 
 # More than attention may choose (32), more than a chunk of 64.
@@ -434,7 +435,7 @@ class _Late:
     def submit(self, layer: int, expert: int, rows: Rows, *, demand: bool = True) -> Future[ReadDone]:
         def read() -> int:
             self._told.append("read")
-            return self._source.fill(layer, expert, rows)
+            return fill(self._source, layer, expert, rows)
 
         assert demand
         return _Held(read)
@@ -464,7 +465,7 @@ class _Ahead:
             failed: Future[ReadDone] = Future()
             failed.set_exception(ReadFault(layer, expert, "shard", "it broke"))
             return failed
-        read = _Held(lambda: self._source.fill(layer, expert, rows))
+        read = _Held(lambda: fill(self._source, layer, expert, rows))
         if demand or self._state == "done":
             read.result()
         return read

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxpool.shared.colibri.layout import Artifact, ExpertLayout, PartName, Projection
-from mlxpool.worker.colibri.segments import SEGMENT_BYTES, Segment
+from mlxpool.worker.colibri.segments import Segment
 
 # A slot's arrays as bytes: views of the part's whole extent in that slot, [size_bytes] of uint8, writable.
 Rows = Mapping[tuple[Projection, PartName], npt.NDArray[np.uint8]]
@@ -61,17 +61,6 @@ class ExpertSource(Protocol):
         """Until it is released, the rows hold nothing that may be used, and after a fault neither. Raises
         ReadFault."""
         ...
-
-    def fill(self, layer: int, expert: int, rows: Rows) -> int:
-        """Read one expert on this thread; returns the bytes read. Raises as its steps do."""
-        filling = self.begin(layer, expert, rows)
-        try:
-            for segment in self.segments(layer, expert, SEGMENT_BYTES):
-                filling.read(segment)
-            filling.finish()
-        finally:
-            filling.release()
-        return self.layout(layer).record_bytes
 
     def overwritten(self) -> str | None:
         """The first, by name, of the files that were written since they were opened. One that another was
