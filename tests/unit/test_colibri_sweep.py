@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxpool.worker.colibri.residency import Pass, Placement
-from mlxpool.worker.colibri.sweep import Group, beginnable, by_group, groups
+from mlxpool.worker.colibri.sweep import Group, beginnable, by_group, cuts, groups
 
 
 def _placed(*pairs: tuple[int, int]) -> list[Placement]:
@@ -21,6 +22,29 @@ PLANNED = Pass(
     late=_placed((5, 0)),
     through=[9, 8, 7, 6, 10],
 )
+
+
+@pytest.mark.parametrize(
+    ("working", "many", "overlap", "staged", "lanes", "width"),
+    [
+        # A token's experts are computed one by one as they come, or all at the end.
+        (8, False, True, None, 8, 1),
+        (0, False, True, None, 1, 1),
+        (8, False, False, None, 1, None),
+        # Buffers on the way into slots are few, and each group of a token waits for its own.
+        (8, False, True, 4, 2, None),
+        (8, True, True, 3, 2, 3),
+        # Many rows: halves of the working slots, quarters of the layer's own.
+        (8, True, True, None, 2, 16),
+        (48, True, True, None, 2, 24),
+        (48, True, False, None, 1, 48),
+        (1, True, True, None, 1, 16),
+    ],
+)
+def test_how_a_pass_is_cut(
+    working: int, many: bool, overlap: bool, staged: int | None, lanes: int, width: int | None
+) -> None:
+    assert cuts(working, 64, many=many, overlap=overlap, staged=staged) == (lanes, width)
 
 
 def test_hits_come_first_and_working_slots_are_used_lane_by_lane() -> None:

@@ -252,19 +252,11 @@ class Layer:
         overlap = self._ways.overlap
         working = self._working() if planned.through else None
         shared = 0 if working is None else working.slots
-        staged = self.slots.slab.mode == "assign"
-        if many or staged:
-            lanes = 2 if overlap and shared > 1 else 1
-            # A few groups of a long pass in its own slots too: the first is computed while others are read.
-            width = max(shared // lanes, self.slots.table.slots // 4) if many else None
-            if staged and width is not None:
-                width = min(width, STAGED)
-        else:
-            # Each expert is computed as soon as it is there.
-            lanes, width = (max(1, shared), 1) if overlap else (1, None)
+        staged = STAGED if self.slots.slab.mode == "assign" else None
+        lanes, width = sweep.cuts(shared, self.slots.table.slots, many=many, overlap=overlap, staged=staged)
         made = sweep.groups(planned, shared, lanes, width)
         rows, places, starts = sweep.by_group(ids, made, self.layout.experts)
-        ahead = 0 if not overlap else 1 if staged else None
+        ahead = 0 if not overlap else 1 if staged is not None else None
         begun, products = 0, []
         for number, group in enumerate(made):
             upto = sweep.beginnable(made, begun, number, ahead)

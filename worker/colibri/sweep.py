@@ -34,6 +34,24 @@ class Group(NamedTuple):
         return self.kind in ("early", "late", "through")
 
 
+def cuts(
+    working: int, slots: int, *, many: bool, overlap: bool, staged: int | None
+) -> tuple[int, int | None]:
+    """lanes and width, as `groups` takes them. working: slots of them, 0 where none are needed. slots: of the
+    layer's own. many: rows. overlap: compute while reading. staged: most experts that can be under way where
+    they are not read into slots themselves, else None.
+    """
+    if not many and staged is None:
+        # Each expert is computed as soon as it is there.
+        return (max(1, working), 1) if overlap else (1, None)
+    lanes = 2 if overlap and working > 1 else 1
+    if not many:
+        return lanes, None
+    # A few groups in the layer's own slots too: the first is computed while others are read.
+    width = max(working // lanes, slots // 4)
+    return lanes, width if staged is None else min(width, staged)
+
+
 def groups(planned: Pass, working: int, lanes: int, width: int | None) -> list[Group]:
     """In the order in which they are computed.
 
