@@ -65,8 +65,9 @@ def detect() -> Backend:
 def worker_environment(backend: Backend, base_env: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a process that uses MLX on `backend`: `base_env` (the process's own) and more.
 
-    An LD_PRELOAD or LD_LIBRARY_PATH that is already there is kept and added to; thread counts are the
-    user's business. A worker never downloads anything: the Hub libraries are told that they are offline.
+    An LD_PRELOAD or LD_LIBRARY_PATH that is already there is kept and added to, and a worker's environment is
+    one already; thread counts are the user's business. A worker never downloads anything: the Hub libraries
+    are told that they are offline.
     """
     env = dict(os.environ if base_env is None else base_env)
     env["PYTHONUNBUFFERED"] = "1"
@@ -80,9 +81,10 @@ def worker_environment(backend: Backend, base_env: Mapping[str, str] | None = No
         if library is not None:
             env["LD_PRELOAD"] = f"{preloaded}:{library}" if preloaded else library
     if backend == "cuda":
-        folders = [*nvidia_library_folders(), *filter(None, [env.get("LD_LIBRARY_PATH")])]
-        if folders:
-            env["LD_LIBRARY_PATH"] = ":".join(folders)
+        listed = list(filter(None, env.get("LD_LIBRARY_PATH", "").split(":")))
+        lacking = [folder for folder in nvidia_library_folders() if folder not in listed]
+        if lacking:
+            env["LD_LIBRARY_PATH"] = ":".join([*lacking, *listed])
     return env
 
 

@@ -51,6 +51,17 @@ def test_cuda_libraries_of_the_installed_wheels_come_first(
     assert env["LD_LIBRARY_PATH"] == f"{tmp_path}/nvidia/cu13/lib:{tmp_path}/nvidia/cudnn/lib:/own"
 
 
+@pytest.mark.parametrize("of", ["cpu", "cuda", "metal"])
+def test_the_environment_that_a_worker_passes_on_is_a_worker_s_already(
+    of: backend.Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "nvidia" / "cu13" / "lib").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(backend, "find_openblas", lambda: "/lib/libopenblas.so.0")
+    env = backend.worker_environment(of, {"PATH": "/bin", "LD_LIBRARY_PATH": "/own:/other"})
+    assert backend.worker_environment(of, env) == env
+
+
 @pytest.mark.parametrize(
     ("platform", "machine", "installed", "found"),
     [
