@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
@@ -41,7 +42,7 @@ from mlxpool.worker.colibri.load import build, module_at, put
 from mlxpool.worker.colibri.reader import Reader
 from mlxpool.worker.colibri.sources import open_source
 from mlxpool.worker.colibri.stream import ExpertStream
-from mlxpool.worker.engine.prefill import take_in
+from mlxpool.worker.engine.prefill import give_back, take_in
 from mlxpool.worker.load import backend, evaluate, set_memory_limits
 from tests import random_glm, tiny_glm
 from tests.bench import common
@@ -86,6 +87,7 @@ class Served:
         for start in range(0, len(tokens), chunk):
             take_in(self.model, tokens[start : start + chunk], self.caches)
             mx.eval([cache.state for cache in self.caches])
+            give_back()
 
     def close(self) -> None:
         self.stream.close()
@@ -107,8 +109,6 @@ def main() -> int:
     parser.add_argument("--budget", type=int, default=6 * 10**9, help="bytes, of the plan")
     parser.add_argument("--parts", nargs="+", default=["decode", "resident", "prefill", "plan"])
     args = parser.parse_args()
-    # Before this process has anything of it.
-    args.used_before = device_used()
     report = common.report("expert_decode", shape=args.shape, steps=args.steps, depth=args.depth, io=args.io)
     with tempfile.TemporaryDirectory(prefix="mlxpool-bench-") as scratch:
         folder = args.folder or Path(scratch) / "model"
@@ -411,12 +411,13 @@ def plan(report: Any, folder: Path, args: Any) -> None:
     )
     vocab = served.artifact.config["vocab_size"]
     tokens = np.random.default_rng(4).integers(0, vocab, made.context - 8).tolist()
-    served.prefill(tokens, made.chunk)
-    token = 1
-    for _ in range(8):
-        _, token = served.step(token)
-    process = psutil.Process().memory_full_info()
-    held = process.uss if backend() != "cuda" else device_used() - args.used_before
+    with Watched() as watched:
+        served.prefill(tokens, made.chunk)
+        at_end = held_bytes()
+        token = 1
+        for _ in range(8):
+            _, token = served.step(token)
+    held = watched.most_bytes
     report.notes.append(made.explanation)
     report.figures["slots"] = made.slots
     report.figures["planned, GB"] = made.planned_bytes / 1e9
@@ -424,7 +425,8 @@ def plan(report: Any, folder: Path, args: Any) -> None:
         report.figures[f"planned for {item.label}, GB"] = item.bytes / 1e9
     report.figures["MLX's peak, GB"] = mx.get_peak_memory() / 1e9
     report.figures["MLX's active and kept, GB"] = (mx.get_active_memory() + mx.get_cache_memory()) / 1e9
-    report.figures["process USS, GB"] = process.uss / 1e9
+    report.figures["process USS, GB"] = psutil.Process().memory_full_info().uss / 1e9
+    report.figures["held behind the prompt over planned"] = at_end / made.planned_bytes
     report.figures["held over planned"] = held / made.planned_bytes
     report.figures["held over planned without reserves"] = held / (
         made.planned_bytes - made.bytes_of("allocator_reserve", "runtime_reserve", "safety_reserve")
@@ -433,13 +435,42 @@ def plan(report: Any, folder: Path, args: Any) -> None:
     served.close()
 
 
-def device_used() -> int:
-    """Bytes of the first device's memory that are taken, by whomever, contexts included; 0 where there is
-    none."""
+class Watched:
+    """The most that the process holds meanwhile, looked at a few times a second."""
+
+    def __init__(self) -> None:
+        self.most_bytes = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Watched:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        over = False
+        while not over:
+            over = self._over.wait(0.1)
+            self.most_bytes = max(self.most_bytes, held_bytes())
+
+
+def held_bytes() -> int:
+    """Of the device's memory, its context included, where it has its own; else of the machine's."""
     if backend() != "cuda":
-        return 0
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
-    return int(subprocess.check_output(command, text=True)) * 2**20
+        return int(psutil.Process().memory_full_info().uss)
+    # Managed memory is nobody's in the list of processes, so it is what others have that is taken off.
+    others = sum(size for pid, size in _asked("compute-apps", "pid,used_memory") if pid != os.getpid())
+    return (_asked("gpu", "memory.used")[0][0] - others) * 2**20
+
+
+def _asked(about: str, fields: str) -> list[list[int]]:
+    command = ["nvidia-smi", f"--query-{about}={fields}", "--format=csv,noheader,nounits", "-i", "0"]
+    told = subprocess.check_output(command, text=True)
+    return [[int(field) for field in line.split(",")] for line in told.splitlines()]
 
 
 PARTS = {"decode": decode, "resident": resident, "prefill": prefill, "plan": plan}

@@ -11,21 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlxpool.shared.colibri.layout import Artifact, ExpertLayout, Part, Piece, Strided
+from mlxpool.shared.colibri.layout import Artifact, ExpertLayout, Fill, Part, Piece, Strided
 from mlxpool.worker.colibri.contract import ExpertSource, Filling, Rows
 from mlxpool.worker.colibri.device_copies import DeviceCopies, DeviceError, Driver, with_device_copies
 from mlxpool.worker.colibri.faults import ReadFault
-from mlxpool.worker.colibri.segments import Segment
+from mlxpool.worker.colibri.segments import Segment, Span
 from tests.tools.expert_fill import fill
 
 _SIZES = {("gate_proj", "weight"): 5000, ("up_proj", "weight"): 4096, ("down_proj", "scales"): 3}
 
 
+# Not as the disk has it before the end.
+_FILLS: dict[str, Fill] = {"up_proj": "offset"}
 _OFFSETS = {"gate_proj": 400, "up_proj": 8192, "down_proj": 4099}
 
 
 def _layout(layer: int) -> ExpertLayout:
-    parts = tuple(Part(*key, "U8", (size,), size, key[0]) for key, size in _SIZES.items())  # type: ignore[arg-type]
+    parts = tuple(
+        Part(*key, "U8", (size,), size, key[0], fill=_FILLS.get(key[0], "copy"))  # type: ignore[arg-type]
+        for key, size in _SIZES.items()
+    )
     pieces = tuple(
         Piece(part.piece, "U8", part.shape, part.size_bytes, Strided("f", _OFFSETS[part.piece], 512))
         for part in parts
@@ -34,20 +39,28 @@ def _layout(layer: int) -> ExpertLayout:
 
 
 class _Filling:
-    """A part of the expert for each segment."""
+    """A part of the expert for each two segments, in which every byte says which expert it is; what is to be
+    converted says nothing before the end."""
 
     def __init__(self, layer: int, expert: int, rows: Rows) -> None:
         self._layer, self._expert, self._rows = layer, expert, rows
-        self._left = len(rows)
+        self._left = 2 * len(rows)
 
     def read(self, segment: Segment) -> None:
         if self._expert == 63:
             raise ReadFault(self._layer, self._expert, "f", "gone")
-        list(self._rows.values())[segment.offset][:] = self._layer * 64 + self._expert
+        for span in segment.spans:
+            projection, row = [(key[0], row) for key, row in self._rows.items()][span.piece]
+            made = projection in _FILLS
+            row[span.start : span.stop] = 255 if made else self._layer * 64 + self._expert
         self._left -= 1
 
     def finish(self) -> None:
         assert self._left == 0
+        for (projection, _), row in self._rows.items():
+            if projection in _FILLS:
+                assert (row == 255).all()
+                row[:] = self._layer * 64 + self._expert
 
     def release(self) -> None:
         pass
@@ -65,7 +78,11 @@ class _Source(ExpertSource):
         return self.artifact.layouts[layer]
 
     def segments(self, _layer: int, _expert: int, _most_bytes: int) -> list[Segment]:
-        return [Segment("f", part, 1, ()) for part in range(len(_SIZES))]
+        return [
+            Segment("f", 0, end - start, (Span(part, start, end),))
+            for part, size in enumerate(_SIZES.values())
+            for start, end in ((0, size // 2), (size // 2, size))
+        ]
 
     def begin(self, layer: int, expert: int, rows: Rows) -> Filling:
         # As in the file, for direct reads to go straight there. Numbers have to begin at a multiple of four.
@@ -83,20 +100,31 @@ class _Source(ExpertSource):
 
 
 class _Driver:
+    """Copies arrive when they are waited for."""
+
     def __init__(self) -> None:
         self.buffers: list[Any] = []
+        self.pending: list[tuple[Any, Any]] = []
         self.full = False
+        self._lock = threading.Lock()
 
     def locked(self, size_bytes: int) -> Any:
         self.buffers.append(np.zeros(size_bytes, np.uint8))
         return self.buffers[-1]
 
-    def copy(self, pairs: list[tuple[Any, Any]]) -> None:
+    def begin_copies(self, pairs: list[tuple[Any, Any]]) -> None:
         if self.full:
             raise DeviceError("cuMemcpyHtoDAsync_v2 failed with status 700")
-        for held, row in pairs:
-            assert any(np.shares_memory(held, one) for one in self.buffers)
-            row[:] = held
+        with self._lock:
+            for held, row in pairs:
+                assert any(np.shares_memory(held, one) for one in self.buffers)
+                self.pending.append((held, row))
+
+    def end_copies(self) -> None:
+        with self._lock:
+            for held, row in self.pending:
+                row[:] = held
+            self.pending.clear()
 
 
 def _rows() -> dict[Any, Any]:
@@ -203,15 +231,25 @@ def test_a_copy_that_is_refused_leaves_none_under_way(library: _Library) -> None
     assert all((row == 64 + 5).all() for row in rows.values())
 
 
+def test_a_fault_of_the_disk_leaves_no_copy_under_way(library: _Library) -> None:
+    library.refused = 99
+    copies = DeviceCopies(_Source(), Driver())  # type: ignore[arg-type]
+    filling = copies.begin(0, 1, _rows())
+    filling.read(copies.segments(0, 1, 1)[0])
+    assert library.pending
+    filling.release()
+    assert not library.pending
+
+
 def test_rows_of_another_length_are_not_written(library: _Library) -> None:
     driver = Driver()
     held = driver.locked(16)
     with pytest.raises(DeviceError, match="16 bytes don't fit into a row of 15"):
-        driver.copy([(held, np.zeros(15, np.uint8))])
+        driver.begin_copies([(held, np.zeros(15, np.uint8))])
     assert "cuMemcpyHtoDAsync_v2" not in library.told
 
 
-def test_a_threads_stream_ends_with_it_and_the_buffers_with_the_source(library: _Library) -> None:
+def test_the_buffers_end_with_the_source(library: _Library) -> None:
     library.refused = 99
     copies = DeviceCopies(_Source(), Driver())  # type: ignore[arg-type]
     begun = [copies.begin(0, expert, _rows()) for expert in range(3)]
@@ -229,10 +267,17 @@ def test_a_threads_stream_ends_with_it_and_the_buffers_with_the_source(library: 
         thread.join(60)
     del begun, threads, thread
     told = Counter(library.told)
-    assert (told["cuStreamCreate"], told["cuMemHostAlloc"]) == (3, 3)
-    assert (told["cuStreamDestroy_v2"], told["cuMemFreeHost"]) == (3, 0)
+    assert (told["cuStreamCreate"], told["cuMemHostAlloc"]) == (1, 3)
+    assert (told["cuStreamDestroy_v2"], told["cuMemFreeHost"]) == (0, 0)
     copies.close()
     assert Counter(library.told)["cuMemFreeHost"] == 3
+
+
+def test_the_stream_ends_with_the_driver(library: _Library) -> None:
+    driver = Driver()
+    assert Counter(library.told)["cuStreamCreate"] == 1
+    del driver
+    assert Counter(library.told)["cuStreamDestroy_v2"] == 1
 
 
 def test_a_buffer_is_an_experts_until_it_is_released(library: _Library) -> None:

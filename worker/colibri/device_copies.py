@@ -3,8 +3,9 @@
 MLX's arrays are managed memory there: the processor can write them, but each page that moves to and fro costs
 a fault: 170 MB written by the processor took 56 ms to reach the device (H200), at a sixteenth of what the bus
 can do. So what is read goes into a page-locked buffer, and from there to the slot by a copy of the driver's,
-which moves no page. There is a buffer of one expert for each that is under way: one more than there are
-reading threads at most.
+which moves no page. Each segment is copied while the next is being read; what has to be converted follows at
+the end. There is a buffer of one expert for each that is under way: one more than there are reading threads
+at most.
 
 The driver is called through ctypes, which lets go of the GIL meanwhile; nothing here is an mx call.
 """
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import sys
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -45,13 +46,18 @@ class Driver:
             self._library = ctypes.CDLL(_DRIVER)
         except OSError as problem:
             raise DeviceError(f"no {_DRIVER}: {problem}") from None
-        self._threads = threading.local()
         self._call("cuInit", ctypes.c_uint(0))
         device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(0))
         self._context = ctypes.c_void_p()
         # The context that MLX's own calls run in.
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        self._call("cuCtxSetCurrent", self._context)
+        self._stream = ctypes.c_void_p()
+        # Waits for nothing that MLX has under way, and nothing of MLX's waits for it.
+        non_blocking = ctypes.c_uint(1)
+        self._call("cuStreamCreate", ctypes.byref(self._stream), non_blocking)
+        self._ends_with(self, "cuStreamDestroy_v2", self._stream.value)
 
     def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self._library, name, None)
@@ -61,23 +67,11 @@ class Driver:
         if status != 0:
             raise DeviceError(f"{name} failed with status {status}")
 
-    def _stream(self) -> ctypes.c_void_p:
-        """The calling thread's own, until the thread ends."""
-        stream: ctypes.c_void_p | None = getattr(self._threads, "stream", None)
-        if stream is None:
-            self._call("cuCtxSetCurrent", self._context)
-            stream = ctypes.c_void_p()
-            # Waits for nothing that MLX has under way, and nothing of MLX's waits for it.
-            non_blocking = ctypes.c_uint(1)
-            self._call("cuStreamCreate", ctypes.byref(stream), non_blocking)
-            self._ends_with(stream, "cuStreamDestroy_v2", stream.value)
-            self._threads.stream = stream
-        return stream
-
     def _ends_with(self, holder: Any, name: str, value: int | None) -> None:
         """Call the driver when nobody holds `holder` any more. Not at the process's end: the driver may be
         gone by then."""
-        weakref.finalize(holder, self._give_back, name, value).atexit = False
+        give_back = functools.partial(_give_back, self._library, self._context)
+        weakref.finalize(holder, give_back, name, value).atexit = False
 
     def locked(self, size_bytes: int) -> Bytes:
         """A page-locked buffer, given back when nobody holds it or a part of it any more."""
@@ -90,29 +84,30 @@ class Driver:
         self._ends_with(memory, "cuMemFreeHost", place.value)
         return np.ctypeslib.as_array(memory)
 
-    def _give_back(self, name: str, value: int | None) -> None:
-        with contextlib.suppress(DeviceError):
-            self._call("cuCtxSetCurrent", self._context)
-            self._call(name, ctypes.c_void_p(value))
+    def begin_copies(self, pairs: Sequence[tuple[Bytes, Bytes]]) -> None:
+        """Copy from page-locked bytes to managed ones, of equal lengths each. They are under way until
+        `end_copies` has returned, those before one that is refused too."""
+        self._call("cuCtxSetCurrent", self._context)
+        for held, row in pairs:
+            if held.nbytes != row.nbytes:
+                raise DeviceError(f"{held.nbytes} bytes don't fit into a row of {row.nbytes}")
+            self._call(
+                "cuMemcpyHtoDAsync_v2",
+                ctypes.c_uint64(row.ctypes.data),
+                ctypes.c_void_p(held.ctypes.data),
+                ctypes.c_size_t(held.nbytes),
+                self._stream,
+            )
 
-    def copy(self, pairs: list[tuple[Bytes, Bytes]]) -> None:
-        """Copy from page-locked bytes to managed ones, of equal lengths each; nothing of it is under way when
-        this returns or raises."""
-        stream = self._stream()
-        try:
-            for held, row in pairs:
-                if held.nbytes != row.nbytes:
-                    raise DeviceError(f"{held.nbytes} bytes don't fit into a row of {row.nbytes}")
-                self._call(
-                    "cuMemcpyHtoDAsync_v2",
-                    ctypes.c_uint64(row.ctypes.data),
-                    ctypes.c_void_p(held.ctypes.data),
-                    ctypes.c_size_t(held.nbytes),
-                    stream,
-                )
-        finally:
-            # Where a copy is refused too: those before it must not write into a slot that is another's next.
-            self._call("cuStreamSynchronize", stream)
+    def end_copies(self) -> None:
+        """Nothing that was begun before, by any thread, is under way when this returns or raises."""
+        self._call("cuCtxSetCurrent", self._context)
+        self._call("cuStreamSynchronize", self._stream)
+
+
+def _give_back(library: Any, context: ctypes.c_void_p, name: str, value: int | None) -> None:
+    library.cuCtxSetCurrent(context)
+    getattr(library, name)(ctypes.c_void_p(value))
 
 
 class _Copied:
@@ -121,22 +116,53 @@ class _Copied:
     def __init__(self, copies: DeviceCopies, layer: int, expert: int, rows: Rows, buffer: Bytes) -> None:
         self._copies, self._layer, self._expert, self._rows = copies, layer, expert, rows
         self._buffer = buffer
-        self._held = _cut(buffer, rows, copies.layout(layer), expert)
+        layout = copies.layout(layer)
+        self._held = _cut(buffer, rows, layout, expert)
+        # What is as the disk has it, by its piece's place in the layout, and what is made at the end.
+        read = {part.piece: (part.projection, part.part) for part in layout.parts if part.fill == "copy"}
+        self._read = [read.get(piece.name) for piece in layout.pieces]
+        self._made = [(part.projection, part.part) for part in layout.parts if part.fill != "copy"]
+        self._under_way = False
         self._inner = copies.source.begin(layer, expert, self._held)
 
     def read(self, segment: Segment) -> None:
         self._inner.read(segment)
+        pairs = []
+        for span in segment.spans:
+            if (key := self._read[span.piece]) is not None:
+                part = slice(span.start, span.stop)
+                pairs.append((self._held[key][part], self._rows[key][part]))
+        self._copy(pairs)
 
     def finish(self) -> None:
         self._inner.finish()
+        self._copy([(self._held[key], self._rows[key]) for key in self._made])
+        self._end()
+
+    def release(self) -> None:
+        # After a fault: what arrives later would be written into a slot that is another's next.
+        with contextlib.suppress(ReadFault):
+            self._end()
+        self._inner.release()
+        self._copies.buffers.give(self._buffer)
+
+    def _copy(self, pairs: Sequence[tuple[Bytes, Bytes]]) -> None:
+        if not pairs:
+            return
+        self._under_way = True
         try:
-            self._copies.driver.copy([(self._held[key], row) for key, row in self._rows.items()])
+            self._copies.driver.begin_copies(pairs)
         except DeviceError as problem:
             raise _fault(self._layer, self._expert, problem) from None
 
-    def release(self) -> None:
-        self._inner.release()
-        self._copies.buffers.give(self._buffer)
+    def _end(self) -> None:
+        if not self._under_way:
+            return
+        try:
+            self._copies.driver.end_copies()
+        except DeviceError as problem:
+            raise _fault(self._layer, self._expert, problem) from None
+        self._under_way = False
 
 
 class DeviceCopies(ExpertSource):

@@ -118,9 +118,12 @@ class Model(deepseek_v32.Model):  # type: ignore[misc]  # mlx-lm has no types he
     """What mlx-lm calls a model. Of its class it keeps what renames and reshapes a checkpoint's tensors.
 
     tap: told of each pass by its tokens [B, L] and what it has before the final norm [B, L, D].
+    made: called when the graph of a pass through the layers has been made, before anything is computed of it
+    but what the layers computed themselves.
     """
 
     tap: Callable[[mx.array, mx.array], None] | None = None
+    made: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, args: ModelArgs) -> None:
         # Not its own: that would build every layer a second time.
@@ -143,12 +146,14 @@ class Model(deepseek_v32.Model):  # type: ignore[misc]  # mlx-lm has no types he
         its states are wanted all the same."""
         if self.tap is None:
             self.model.take_in(inputs, cache)
+            self.made()
         else:
             self.tap(inputs, self.hidden(inputs, cache))
 
     def hidden(self, inputs: mx.array, cache: Caches | None = None) -> mx.array:
         """[B, L, D] before the final norm."""
         hidden: mx.array = self.model(inputs, cache)
+        self.made()
         return hidden
 
     def logits(self, hidden: mx.array) -> mx.array:

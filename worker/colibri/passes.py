@@ -1,10 +1,14 @@
 """One layer's experts over one pass: what is held computes while what is missing is read.
 
 A decode step computes the hits, then the misses as they come. A pass of many rows, or of more experts than
-the layer has room for, goes group by group (sweep.py). Rows are put back in order at the end, so that a pass
-is a function of its input alone, whatever was held. Everything runs on the engine's thread. What a pass began
-it also ends: where it fails or is given up, reads that had not begun are cancelled, the others waited for,
-and the table is whole.
+there are slots for, goes group by group (sweep.py). Rows are put back in order at the end, so that a pass is
+a function of its input alone, whatever was held. Everything runs on the engine's thread. What a pass began it
+also ends: where it fails or is given up, reads that had not begun are cancelled, the others waited for, and
+the table is whole.
+
+Python makes a step's graph while its experts are read: its own products, and where the model allows it
+(`defers`) the next layer's attention. MLX computes nothing of that before the next layer asks its router,
+which waits for the experts first.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -23,7 +28,7 @@ from mlxpool.worker.colibri.faults import Interrupted
 from mlxpool.worker.colibri.ledger import Ledger
 from mlxpool.worker.colibri.lookahead import Guess
 from mlxpool.worker.colibri.reads import Read, Reads
-from mlxpool.worker.colibri.residency import Pass
+from mlxpool.worker.colibri.residency import Pass, Placement
 from mlxpool.worker.colibri.slab import STAGED, Slab
 from mlxpool.worker.colibri.slots import Slots
 from mlxpool.worker.colibri.sweep import Group, Ids
@@ -31,24 +36,57 @@ from mlxpool.worker.colibri.sweep import Group, Ids
 # Activations of a group are computed in blocks of rows that take so much at most.
 BLOCK_BYTES = 256 * 1024 * 1024
 
+# How long a step waits for its first expert before it makes the graphs of all.
+BEGIN_S = 0.001
+
 # Passes over a resident layer whose routed ids wait in MLX's hands before they are counted.
 _UNCOUNTED = 64
 
 
 class Pulse:
     """Shared by all layers. progress: grows with each layer and group; any thread may read it. stop: asked in
-    between whether to give the pass up. sync_s: spent waiting for routers."""
+    between whether to give the pass up. sync_s: spent waiting for routers. unfinished: the layer whose step
+    was given to the model before its experts were there."""
 
     def __init__(self) -> None:
         self.progress = 0
         self.stop: Callable[[], bool] = lambda: False
         self.sync_s = 0.0
+        self.unfinished: Layer | None = None
 
     def beat(self) -> None:
         """Raises Interrupted."""
         self.progress += 1
         if self.stop():
             raise Interrupted("the pass was given up")
+
+    def finish(self) -> None:
+        """What the model has been given may be computed after this. Raises ReadFault."""
+        layer, self.unfinished = self.unfinished, None
+        if layer is not None:
+            layer.finish()
+
+    def drop(self) -> None:
+        """Nobody wants it any more."""
+        layer, self.unfinished = self.unfinished, None
+        if layer is not None:
+            layer.end_reads()
+
+
+class _Coming(NamedTuple):
+    """An expert that is being read into a slot, and the product that may be computed then."""
+
+    expert: int
+    slab: Slab
+    product: mx.array
+
+
+class _Step(NamedTuple):
+    """A step that lacks experts. y: of all its rows. used: to be counted as used when they are there."""
+
+    coming: list[_Coming]
+    y: mx.array
+    used: list[int]
 
 
 class Ways(NamedTuple):
@@ -60,7 +98,9 @@ class Ways(NamedTuple):
 
 class Layer:
     """working: gives the slots that layers of this kind share, made when they are first needed. after: the
-    next streamed layer's slots and what tells of its choices."""
+    next streamed layer's slots and what tells of its choices. defers: whether a step may be given to the
+    model before its experts are there; whoever sets it has `Pulse.finish` called before anything is computed
+    of that."""
 
     def __init__(
         self,
@@ -75,6 +115,7 @@ class Layer:
         self.slots = slots
         self.layout = slots.layout
         self.after: tuple[Slots, Guess] | None = None
+        self.defers = False
         self.hits = self.misses = self.sweeps = 0
         self._working = working
         self._experts = experts
@@ -86,6 +127,7 @@ class Layer:
         self._guessed: list[int] = []
         # On their way into working slots.
         self._passing: dict[int, Read] = {}
+        self._unfinished: _Step | None = None
         # Slots by expert for `_resident`, of the state of the table at `changes`.
         self._order: mx.array | None = None
         self._ordered_at = -1
@@ -100,7 +142,12 @@ class Layer:
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         """x [B, T, D], indices [B, T, K]: [B, T, K, D]. Raises ReadFault, Interrupted."""
-        self._pulse.beat()
+        try:
+            self._pulse.beat()
+            self._pulse.finish()
+        except BaseException:
+            self._pulse.drop()
+            raise
         table = self.slots.table
         if table.complete:
             return self._resident(x, indices)
@@ -115,23 +162,80 @@ class Layer:
         self.slots.hasten(one.expert for one in planned.arriving)
         self.misses += len(planned.early) + len(planned.late) + len(planned.through)
         self.hits += len(planned.hits) + len(planned.arriving)
+        few = ids.size < SORTED_FROM
+        # The most needed are used last.
+        used = sorted(needed, key=lambda expert: needed[expert])
         try:
-            if ids.size >= SORTED_FROM or planned.late or planned.through:
-                y = self._sweep(x, ids, planned)
-            elif planned.early or planned.arriving:
-                y = self._step(x, ids, planned)
-            else:
+            if few and not (planned.arriving or planned.early or planned.late or planned.through):
                 self._read_ahead()
                 y = self._whole(x, ids)
+            elif few and self._has_room(planned):
+                return self._step(x, ids, planned, used)
+            else:
+                y = self._sweep(x, ids, planned)
         except BaseException:
             self.end_reads()
             raise
-        held = table.held
-        table.touch(sorted((one for one in needed if one in held), key=lambda expert: needed[expert]))
+        self._touch(used)
         return y
 
+    def _has_room(self, planned: Pass) -> bool:
+        """Whether all that is missing may be read at once."""
+        if planned.late:
+            return False
+        if not planned.through:
+            return True
+        together = self._ways.overlap and self.slots.slab.mode == "direct"
+        return together and len(planned.through) <= self._working().slots
+
+    def _touch(self, used: list[int]) -> None:
+        """Those of them that are held."""
+        table = self.slots.table
+        table.touch([expert for expert in used if expert in table.held])
+
+    def finish(self) -> None:
+        """Wait for what the step lacks, each computed as soon as it is there. Raises ReadFault."""
+        step, self._unfinished = self._unfinished, None
+        if step is None:
+            return
+        begun: list[_Coming] = []
+        left = step.coming
+        try:
+            while left:
+                count = self._finish_first(left)
+                now, left = left[:count], left[count:]
+                if left:
+                    mx.async_eval([one.product for one in now])  # type: ignore[no-untyped-call]
+                    begun += now
+        except BaseException:
+            self.end_reads()
+            for one in begun:
+                one.slab.hold(one.product)
+            raise
+        for slab in {id(one.slab): one.slab for one in step.coming}.values():
+            slab.hold(step.y)
+        self._touch(step.used)
+
+    def _finish_first(self, coming: Sequence[_Coming]) -> int:
+        """Wait for the first of these; how many from there on are there now."""
+        slab = coming[0].slab
+        own = slab is self.slots.slab
+        count = 1
+        while count < len(coming) and coming[count].slab is slab:
+            expert = coming[count].expert
+            if not (self.slots.is_there(expert) if own else self._passing[expert].future.done()):
+                break
+            count += 1
+        experts = [one.expert for one in coming[:count]]
+        if own:
+            self.slots.finish(experts)
+        else:
+            self._finish_passing(experts)
+        return count
+
     def end_reads(self) -> None:
-        """Nothing is being read for this layer any more when this returns."""
+        """Nothing is being read for this layer any more when this returns, and no step waits for it."""
+        self._unfinished = None
         self.slots.end_reads()
         for read in self._passing.values():
             if not self._reads.drop(self.layout, read):
@@ -184,33 +288,58 @@ class Layer:
         if self.after is not None and self._guessed:
             self.after[0].expect(self._guessed)
 
-    def _step(self, x: mx.array, ids: Ids, planned: Pass) -> mx.array:
-        """Few rows, and all that is missing has a place in the layer."""
-        slots = self.slots
+    def _step(self, x: mx.array, ids: Ids, planned: Pass, used: list[int]) -> mx.array:
+        """Few rows, and all that is missing has a place. used: as of `_Step`."""
+        slots, slab = self.slots, self.slots.slab
         slots.begin(planned.early)
+        through = [Placement(expert, slot) for slot, expert in enumerate(sorted(planned.through))]
+        working = self._working() if through else slab
+        self._pass_through(working, through)
         self._read_ahead()
-        coming = [one.expert for one in (*planned.arriving, *planned.early)]
+        coming = [*planned.arriving, *planned.early]
         if not self._ways.overlap:
-            slots.finish(coming)
-            return self._whole(x, ids)
+            slots.finish([one.expert for one in coming])
+            y = self._whole(x, ids)
+            self._touch(used)
+            return y
         flat = ids.reshape(-1).tolist()
-        place = {one.expert: one.slot for part in planned[:3] for one in part}
         order: list[int] = []
         products: list[mx.array] = []
-        ready = {one.expert for one in planned.hits}
-        while True:
-            if ready:
-                rows = [row for row, expert in enumerate(flat) if expert in ready]
-                y = self._rows(x, ids, slots.slab, rows, [place[flat[row]] for row in rows], ordered=False)
-                slots.slab.hold(y)
-                products.append(y)
-                order += rows
-                if coming:
-                    mx.async_eval(y)  # type: ignore[no-untyped-call]
-            if not coming:
-                return _in_order(products, np.array(order), ids)
-            count = slots.finish_first(coming)
-            ready, coming = set(coming[:count]), coming[count:]
+
+        def product(of: Slab, placements: Sequence[Placement]) -> mx.array:
+            place = dict(placements)
+            rows = [row for row, expert in enumerate(flat) if expert in place]
+            y = self._rows(x, ids, of, rows, [place[flat[row]] for row in rows], ordered=False)
+            products.append(y)
+            order.extend(rows)
+            return y
+
+        if planned.hits:
+            mx.async_eval(product(slab, planned.hits))  # type: ignore[no-untyped-call]
+        if slab.mode == "assign":
+            # What is assigned is another array: nothing can be made of it beforehand.
+            slots.finish([one.expert for one in coming])
+            product(slab, coming)
+            y = _in_order(products, np.array(order), ids)
+            slab.hold(y)
+            self._touch(used)
+            return y
+        self._let_begin((coming or through)[0].expert)
+        awaited = [_Coming(one.expert, slab, product(slab, [one])) for one in coming]
+        awaited += [_Coming(one.expert, working, product(working, [one])) for one in through]
+        y = _in_order(products, np.array(order), ids)
+        self._unfinished = _Step(awaited, y, used)
+        if self.defers:
+            self._pulse.unfinished = self
+        else:
+            self.finish()
+        return y
+
+    def _let_begin(self, first: int) -> None:
+        """Python makes what follows on one processor at a time: the readers' requests go first. first: the
+        expert that is read first."""
+        read = self._passing.get(first)
+        futures.wait([self.slots.coming(first) if read is None else read.future], BEGIN_S)
 
     def _whole(self, x: mx.array, ids: Ids) -> mx.array:
         held = self.slots.table.held
@@ -276,17 +405,28 @@ class Layer:
         if group.kind in ("early", "late"):
             self.slots.begin(group.placements)
         elif group.kind == "through" and working is not None:
+            self._pass_through(working, group.placements)
+
+    def _pass_through(self, working: Slab, placements: Sequence[Placement]) -> None:
+        """Read these into slots of no layer."""
+        if placements:
             working.settle()
-            for expert, slot in group.placements:
-                self._passing[expert] = self._reads.begin(self.layout, expert, working, slot)
+        for expert, slot in placements:
+            self._passing[expert] = self._reads.begin(self.layout, expert, working, slot)
+
+    def _finish_passing(self, experts: Sequence[int]) -> None:
+        """Wait for these, which are being read into slots of no layer. Raises ReadFault."""
+        began = time.perf_counter()
+        try:
+            for expert in experts:
+                self._reads.finish(self.layout, self._passing.pop(expert))
+        finally:
+            self._reads.tally.waited(time.perf_counter() - began)
 
     def _end(self, group: Group) -> None:
         """Wait until the group's experts are where they belong."""
         if group.kind == "through":
-            began = time.perf_counter()
-            for expert, _ in group.placements:
-                self._reads.finish(self.layout, self._passing.pop(expert))
-            self._reads.tally.waited(time.perf_counter() - began)
+            self._finish_passing([one.expert for one in group.placements])
         elif group.kind != "held":
             self.slots.finish([one.expert for one in group.placements])
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future
 
 from mlxpool.shared.colibri.layout import ExpertLayout
+from mlxpool.worker.colibri.contract import ReadDone
 from mlxpool.worker.colibri.faults import ReadFault
 from mlxpool.worker.colibri.lookahead import Gate
 from mlxpool.worker.colibri.reads import Read, Reads
@@ -68,19 +70,13 @@ class Slots:
         finally:
             self._reads.tally.waited(time.perf_counter() - began)
 
-    def finish_first(self, experts: Sequence[int]) -> int:
-        """Wait for the first of these, which are being read; how many from there on are now held, as those
-        behind it are that need no more waiting. Raises ReadFault as `finish` does."""
-        began = time.perf_counter()
-        try:
-            self._finish(experts[0])
-            count = 1
-            while count < len(experts) and self._coming[experts[count]].future.done():
-                self._finish(experts[count])
-                count += 1
-            return count
-        finally:
-            self._reads.tally.waited(time.perf_counter() - began)
+    def coming(self, expert: int) -> Future[ReadDone]:
+        """The read of an expert that is being read."""
+        return self._coming[expert].future
+
+    def is_there(self, expert: int) -> bool:
+        """Whether to `finish` this one, which is being read, takes no waiting any more."""
+        return self._coming[expert].future.done()
 
     def _finish(self, expert: int, *, used: bool = True) -> None:
         read = self._coming.pop(expert)

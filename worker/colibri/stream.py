@@ -172,6 +172,11 @@ class ExpertStream:
     def install(self, model: nn.Module) -> None:
         """Put streamed experts in the places of the main model's layers."""
         layers = [self._put(model, layout, self._main) for layout in self.artifact.layers]
+        # On the processor attention may be computed while its graph is made (cpu_attention.py).
+        if hasattr(model, "made") and self.backend != "cpu":
+            model.made = self._pulse.finish
+            for layer in layers:
+                layer.defers = True
         if self.launch.prefetch:
             found = guesses(model, self.artifact.layers, self.artifact.top_k)
             for layer, after in itertools.pairwise(layers):
@@ -235,7 +240,9 @@ class ExpertStream:
         return table.ahead(sorted(wanted[: table.free]), table.free)
 
     def turn_ended(self) -> None:
-        """A request has ended: count what it asked for, choose who is pinned, judge reads ahead anew."""
+        """A request has ended: count what it asked for, choose who is pinned, judge reads ahead anew. What a
+        pass that failed had asked for is not waited for any more."""
+        self._pulse.drop()
         for layer in self._layers:
             layer.count_routed()
             slots, table = layer.slots, layer.slots.table

@@ -213,8 +213,9 @@ class Engine:
         if eager and self._limits.batch > 1:
             # They would share no experts, and finding out whether they may share passes reads some.
             batch.shares = False
+        pads = False if eager else None
         prefills = Prefills(
-            switch, loaded.make_cache, self.width, cache, False if eager else None, self._check_weights
+            switch, loaded.make_cache, self.width, cache, pads, self._check_weights, gives_back=eager
         )
         self._loop.call_soon_threadsafe(self.loaded.set_result, loaded)
         steps = rested = 0

@@ -38,7 +38,9 @@ _LEFT_BYTES = 256 * 1024 * 1024
 class Prefills:
     """All prompts on their way. switch: over the model, whose passes are those of its prompts' adapters.
     cache: where prefixes come from and go to, None for nowhere. pads: whether prompts may share a pass, None
-    to try it. check: raises where what a pass has computed must not be used."""
+    to try it. check: raises where what a pass has computed must not be used. gives_back: what a chunk leaves
+    of buffers, and not only what a prompt leaves. One that takes seconds has no need of those before it, and
+    buffers of many lengths lie in more of a device's memory than they fill."""
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class Prefills:
         cache: PromptCache | None = None,
         pads: bool | None = None,
         check: Callable[[], None] = lambda: None,
+        gives_back: bool = False,
     ) -> None:
         self._switch = switch
         self._make_cache = make_cache
@@ -56,6 +59,7 @@ class Prefills:
         self._prompts: list[Prompt] = []
         self._pads = pads
         self._check = check
+        self._gives_back = gives_back
 
     @property
     def rows(self) -> list[Row]:
@@ -255,7 +259,7 @@ class Prefills:
         for prompt, caches in zip(prompts, rows, strict=True):
             prompt.caches, prompt.done, prompt.passed_over = caches, prompt.end, 0
             self._keep(prompt, 0)
-        _give_back()
+        give_back()
         return True
 
     def _may_share(self, prompt: Prompt, longest: int) -> bool:
@@ -284,7 +288,8 @@ class Prefills:
         self._let_go(prompt)
         if prompt.complete:
             grow_as_ever(prompt.caches)
-            _give_back()
+        if prompt.complete or self._gives_back:
+            give_back()
 
     def _keep(self, prompt: Prompt, began: int) -> None:
         """What has come since `began` goes into the prompt cache, once it makes a record or a place to go on
@@ -323,7 +328,8 @@ def take_in(model: Any, ids: Sequence[int], caches: list[Any]) -> None:
     getattr(model, "take_in", model)(mx.array([ids], dtype=mx.uint32), cache=caches)
 
 
-def _give_back() -> None:
+def give_back() -> None:
+    """What lies in MLX's cache of freed buffers, where it is much."""
     if mx.get_cache_memory() > _LEFT_BYTES:
         mx.clear_cache()
 
