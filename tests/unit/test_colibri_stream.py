@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlxpool.shared.colibri import artifact as artifacts
@@ -26,6 +27,7 @@ from mlxpool.worker.colibri.reader import Reader
 from mlxpool.worker.colibri.slab import Staging
 from mlxpool.worker.colibri.sources import open_source
 from mlxpool.worker.colibri.stream import ExpertStream
+from mlxpool.worker.engine.prefill import take_in
 from tests import tiny_glm
 from tests.tools.expert_fill import fill
 from tests.unit import colibri_families, colibri_world
@@ -162,6 +164,24 @@ def test_streamed_equals_resident_with_any_slots_and_chunks(
     assert stats.slots == slots
     if slots == EXPERTS:
         assert stats.loads == LAYERS * EXPERTS
+
+
+@pytest.mark.parametrize("chunk", [3, 40])
+def test_a_prompt_that_is_only_taken_in_is_all_there(
+    chunk: int, stacked: Told, streamed: Callable[..., Streamed]
+) -> None:
+    """The last layer's experts are not asked, which would wait for those of the layer before."""
+    model, _, source = streamed(stacked.folder, 4)
+    caches = [one.make_cache() for one in (model, stacked.resident)]
+    for start in range(0, 60, chunk):
+        for one, cache in zip((model, stacked.resident), caches, strict=True):
+            take_in(one, PROMPT[start : start + chunk], cache)
+            mx.eval([layer.state for layer in cache])
+    held, resident = (tree_flatten([layer.state for layer in cache]) for cache in caches)
+    assert len(held) == len(resident) > LAYERS
+    for (name, one), (_, other) in zip(held, resident, strict=True):
+        assert np.array_equal(np.array(one), np.array(other)), name
+    assert LAYERS not in {layer for layer, _ in source.filled}
 
 
 @pytest.mark.parametrize("write", ["direct", "assign"])
