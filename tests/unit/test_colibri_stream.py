@@ -171,7 +171,7 @@ def test_a_prompt_that_is_only_taken_in_is_all_there(
     chunk: int, stacked: Told, streamed: Callable[..., Streamed]
 ) -> None:
     """The last layer's experts are not asked, which would wait for those of the layer before."""
-    model, _, source = streamed(stacked.folder, 4)
+    model, _, source = streamed(stacked.folder, 4, prefetch=False)
     caches = [one.make_cache() for one in (model, stacked.resident)]
     for start in range(0, 60, chunk):
         for one, cache in zip((model, stacked.resident), caches, strict=True):
