@@ -29,8 +29,8 @@ KV_STEP_TOKENS = 256
 # A worker without its model: interpreter, imports, tokenizer, buffers of the allocator.
 # cpu: 95 MB (PSS, Linux x86-64) of a process that has imported mlx_lm without torch and aiohttp and run a
 # two-layer model, and 35 MB for a 49k-vocabulary tokenizer, rounded up. cuda: 590 MB (H200, of the device's
-# memory) for the context, and 260 MB for kernels, libraries and graphs once a streamed GLM had run, rounded up.
-# metal: not measured yet; the same process as on the processor plus what its context takes.
+# memory) for the context, and 260 MB for kernels, libraries and graphs once a streamed GLM had run, rounded
+# up. metal: not measured yet; the same process as on the processor plus what its context takes.
 OVERHEAD_BYTES: dict[Backend, int] = {
     "cpu": 160_000_000,
     "metal": 300_000_000,
