@@ -292,7 +292,8 @@ class DrainReport(msgspec.Struct, frozen=True):
 
     durable: every prefix that memory held can be restored from disk. flushed: records written by this call.
     missing: records that are not on disk. pending: requests that were still open when a drain's time was up.
-    dropped, failed: records given up and writes that failed, since the worker's start.
+    dropped, failed: records given up and writes that failed, since the worker's start. off: why nothing is
+    written just now, left out while all is well.
     """
 
     durable: bool
@@ -302,3 +303,4 @@ class DrainReport(msgspec.Struct, frozen=True):
     dropped: int = 0
     failed: int = 0
     elapsed_ms: float = 0.0
+    off: str | msgspec.UnsetType = msgspec.UNSET

@@ -260,7 +260,8 @@ def described(report: DrainReport, on_disk: bool) -> str:
     parts += [f"dropped {format_count(report.dropped, 'record')}"] if report.dropped else []
     parts += [format_count(report.failed, "failed write")] if report.failed else []
     parts += [f"cut {format_count(report.pending, 'request')}"] if report.pending else []
-    return ", ".join(parts)
+    why = f": {report.off}" if isinstance(report.off, str) else ""
+    return ", ".join(parts) + why
 
 
 def _why(err: Exception) -> str:

@@ -48,7 +48,8 @@ class ScriptedCache:
         for prompt in written:
             self._durable[prompt] = True
         self._spills += len(written)
-        return DrainReport(durable=missing == 0, flushed=len(written), missing=missing, failed=missing)
+        off = "the disk is full" if missing else msgspec.UNSET
+        return DrainReport(missing == 0, flushed=len(written), missing=missing, failed=missing, off=off)
 
     @property
     def prompt_stats(self) -> PromptCacheStats:

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mlxpool.shared.control import CacheLaunch
@@ -159,6 +160,17 @@ async def test_a_flush_right_after_a_client_left_waits_for_what_its_row_leaves(
         report = await durability.flush(running.engine, 10.0)
         assert report.durable
         assert report.flushed > 0
+        assert b"off" not in msgspec.json.encode(report)
+
+
+async def test_a_flush_says_why_nothing_is_written(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "kv").write_text("")
+    running = await start(cache=on_disk(tmp_path))
+    await running.ask(plan(ids(1, 600)))
+    report = await durability.flush(running.engine, 10.0)
+    assert (report.durable, report.missing > 0) == (False, True)
+    assert isinstance(report.off, str)
+    assert "not a directory" in report.off.lower()
 
 
 async def test_restores_at_once_take_no_more_memory_than_one_and_the_cap(

@@ -8,6 +8,7 @@ import time
 from functools import partial
 
 import mlx.core as mx
+import msgspec
 
 from mlxpool.shared.control import DrainReport
 from mlxpool.worker import load
@@ -40,6 +41,7 @@ async def flush(engine: Engine, timeout_s: float) -> DrainReport:
         missing = await engine.call(cache.unwritten)
         if not in_time or writer.spills == before:
             break
+    off = cache.lost_disk if writer is None else writer.off
     return DrainReport(
         durable=not missing,
         flushed=0 if writer is None else writer.spills - spilled,
@@ -47,6 +49,7 @@ async def flush(engine: Engine, timeout_s: float) -> DrainReport:
         dropped=0 if writer is None else writer.dropped,
         failed=0 if writer is None else writer.failed,
         elapsed_ms=(time.monotonic() - began_s) * 1000,
+        off=msgspec.UNSET if off is None else off,
     )
 
 
