@@ -242,8 +242,12 @@ class PoolEffects:
 
     def grant(self, ticket: Ticket) -> None:
         """Let the request go on to its worker."""
-        if not ticket.internal:
-            self._grant(ticket).granted.set_result(self.workers[ticket.worker])
+        if ticket.internal:
+            return
+        future = self._grant(ticket).granted
+        # A client that leaves cancels it at once; that its ticket is over is told a moment later.
+        if not future.done():
+            future.set_result(self.workers[ticket.worker])
 
     def reject(self, ticket: Ticket, err: ApiError) -> None:
         """Refuse a queued request."""

@@ -1,10 +1,17 @@
-"""What of a worker's last lines a client is told."""
+"""What of a worker's last lines a client is told, and a place that comes when its client has just left."""
 
 from __future__ import annotations
 
+import asyncio
 import traceback
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from mlxpool.parent.pool.effects import last_words
+import pytest
+
+from mlxpool.parent.pool.effects import Grant, Listeners, PoolEffects, last_words
+from mlxpool.parent.pool.state import Ticket
 
 
 def lines_of(*errors: BaseException) -> list[str]:
@@ -42,3 +49,35 @@ def test_what_the_reason_says_is_not_said_again() -> None:
 def test_the_last_five_lines_that_tell_something_are_enough() -> None:
     lines = ["1", "2", "3", "  File", "4", "5", "6", "NoneType: None"]
     assert last_words(lines, "killed by SIGABRT") == ["2", "3", "4", "5", "6"]
+
+
+async def test_a_place_for_a_client_that_has_just_left_disturbs_nobody(tmp_path: Path) -> None:
+    effects = PoolEffects(
+        argv=[],
+        env={},
+        run_folder=tmp_path,
+        log_folder=tmp_path,
+        drain_timeout_s=1,
+        cache_bytes=0,
+        launch=lambda *_: pytest.fail("nothing is launched"),
+        changed=lambda: None,
+        listeners=Listeners(),
+    )
+    worker: Any = SimpleNamespace()
+    effects.workers[3] = worker
+
+    async def wait(grant: Grant) -> object:
+        return await grant.granted
+
+    tickets = [Ticket(number, "m", 0.0, state="granted", worker=3) for number in (1, 2)]
+    loop = asyncio.get_running_loop()
+    for ticket in tickets:
+        effects.grants[ticket.number] = Grant(ticket, loop.create_future())
+    leaving, staying = [asyncio.ensure_future(wait(effects.grants[one.number])) for one in tickets]
+    await asyncio.sleep(0)
+    leaving.cancel()
+    for ticket in tickets:  # in the turn of whoever made room, before the one that left is seen to
+        effects.grant(ticket)
+    assert await staying is worker
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
