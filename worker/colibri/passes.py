@@ -162,6 +162,7 @@ class Layer:
         self.slots.hasten(one.expert for one in planned.arriving)
         self.misses += len(planned.early) + len(planned.late) + len(planned.through)
         self.hits += len(planned.hits) + len(planned.arriving)
+        self.sweeps += bool(planned.late or planned.through)
         few = ids.size < SORTED_FROM
         # The most needed are used last.
         used = sorted(needed, key=lambda expert: needed[expert])
@@ -315,7 +316,9 @@ class Layer:
             return y
 
         if planned.hits:
-            mx.async_eval(product(slab, planned.hits))  # type: ignore[no-untyped-call]
+            hits = product(slab, planned.hits)
+            mx.async_eval(hits)  # type: ignore[no-untyped-call]
+            slab.hold(hits)
         if slab.mode == "assign":
             # What is assigned is another array: nothing can be made of it beforehand.
             slots.finish([one.expert for one in coming])
@@ -377,7 +380,6 @@ class Layer:
     def _sweep(self, x: mx.array, ids: Ids, planned: Pass) -> mx.array:
         """Group by group."""
         many = ids.size >= SORTED_FROM
-        self.sweeps += bool(planned.late or planned.through)
         overlap = self._ways.overlap
         working = self._working() if planned.through else None
         shared = 0 if working is None else working.slots

@@ -262,6 +262,7 @@ class ExpertStream:
             self._pulse.progress += 1
 
     def _end_reads(self) -> None:
+        self._pulse.drop()
         for layer in self._layers:
             layer.end_reads()
 
