@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from mlxpool.shared.colibri.launch import StreamLaunch
+from mlxpool.shared.backend import Backend
+from mlxpool.shared.colibri.launch import StreamLaunch, WriteMode
 from mlxpool.shared.control import CacheLaunch
 from mlxpool.worker.cache.durability import flush
-from mlxpool.worker.colibri.contract import Filling
+from mlxpool.worker.colibri import serving
+from mlxpool.worker.colibri.contract import ExpertSource, Filling
 from mlxpool.worker.colibri.serving import load_streamed
 from mlxpool.worker.colibri.sources import FileSource
 from mlxpool.worker.engine.terms import Loaded
@@ -75,6 +78,22 @@ def start_streamed() -> Iterator[StartStreamed]:
     for one in started:
         one.stop()
         one.engine.join(WAIT_S)
+
+
+@pytest.mark.parametrize(("write", "copied"), [("direct", True), ("assign", False)])
+def test_the_device_copies_into_slots_and_not_into_what_they_are_assigned_from(
+    write: WriteMode, copied: bool, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[ExpertSource] = []
+
+    def with_copies(source: ExpertSource, _: Backend) -> ExpertSource:
+        asked.append(source)
+        return source
+
+    monkeypatch.setattr(serving, "with_device_copies", with_copies)
+    launch = msgspec.structs.replace(LAUNCH, write=write)
+    load_streamed(folders("stacked"), launch, lambda _done, _total: None).stream.close()
+    assert bool(asked) == copied
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

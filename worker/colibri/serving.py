@@ -24,6 +24,7 @@ from mlxpool.worker.colibri.faults import ReadFault
 from mlxpool.worker.colibri.load import build
 from mlxpool.worker.colibri.mtp import MtpDraft, add_draft_layer
 from mlxpool.worker.colibri.reader import Reader
+from mlxpool.worker.colibri.slab import writing
 from mlxpool.worker.colibri.sources import open_source
 from mlxpool.worker.colibri.stream import ExpertStream
 from mlxpool.worker.engine.terms import Loaded
@@ -75,10 +76,14 @@ def put_stream(
 
     What was streamed there before must be closed. tell: called now and then while slots are filled.
 
-    Raises CheckpointError, ReadFault.
+    Raises CheckpointError, ReadFault, and ValueError where `launch.write` can't be had.
     """
     backend = load.backend()
-    source = with_device_copies(open_source(artifact, backend, launch.io), backend)
+    direct = writing(launch.write) == "direct"
+    source = open_source(artifact, backend, launch.io)
+    if direct:
+        # What slots are assigned from is memory of the host, which the device's copies don't go to.
+        source = with_device_copies(source, backend)
     reader = Reader(source, launch.queue_depth, launch.in_flight_bytes)
     try:
         stream = ExpertStream(artifact, source, reader, launch, backend)
