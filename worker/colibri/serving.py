@@ -19,6 +19,7 @@ from mlxpool.shared.colibri import artifact as artifacts
 from mlxpool.shared.colibri.launch import StreamLaunch
 from mlxpool.shared.colibri.layout import Artifact
 from mlxpool.worker import cpu_attention, load
+from mlxpool.worker.colibri.contract import ExpertSource
 from mlxpool.worker.colibri.device_copies import with_device_copies
 from mlxpool.worker.colibri.faults import ReadFault
 from mlxpool.worker.colibri.load import build
@@ -80,7 +81,7 @@ def put_stream(
     """
     backend = load.backend()
     direct = writing(launch.write) == "direct"
-    source = open_source(artifact, backend, launch.io)
+    source: ExpertSource = open_source(artifact, backend, launch.io)
     if direct:
         # What slots are assigned from is memory of the host, which the device's copies don't go to.
         source = with_device_copies(source, backend)
