@@ -18,6 +18,7 @@ from mlxpool.shared.colibri import artifact as artifacts
 from mlxpool.shared.colibri.launch import StreamLaunch
 from mlxpool.worker.colibri.attention import Attention
 from mlxpool.worker.colibri.contract import ExpertSource, ReadDone, Rows
+from mlxpool.worker.colibri.faults import ReadFault
 from mlxpool.worker.colibri.load import build, clear
 from mlxpool.worker.colibri.slab import Slab
 from mlxpool.worker.colibri.sources import open_source
@@ -41,7 +42,10 @@ class _Awaited(Future[ReadDone]):
 
     def result(self, timeout: float | None = None) -> ReadDone:
         if not self.done():
-            self.set_result(ReadDone(self._read(), 0.0))
+            try:
+                self.set_result(ReadDone(self._read(), 0.0))
+            except ReadFault as fault:
+                self.set_exception(fault)
         return super().result(timeout)
 
 
@@ -51,6 +55,7 @@ class _Reader:
     def __init__(self, source: ExpertSource) -> None:
         self._source = source
         self.told: list[str] = []
+        self.fails = False
 
     def submit(self, layer: int, expert: int, rows: Rows, *, demand: bool = True) -> Future[ReadDone]:
         # Nobody guesses the first layer's.
@@ -58,7 +63,11 @@ class _Reader:
         for row in rows.values():
             row[:] = 0xFF
 
+        fails = self.fails
+
         def read() -> int:
+            if fails:
+                raise ReadFault(layer, expert, "shard", "it broke")
             self.told.append(f"read {layer}")
             return fill(self._source, layer, expert, rows)
 
@@ -169,13 +178,19 @@ def _fail_once(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 
 
 @pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
 def test_a_pass_that_fails_between_two_layers_changes_no_other(
-    ended: bool, made: Made, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+    fails: bool, ended: bool, made: Made, expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, stream, _ = made("metal", 2)
-    _fail_once(monkeypatch, 7)
+    """Nor does a read that it had begun and that fails."""
+    model, stream, reader = made("metal", 2, prefetch=False)
+    mx.eval(model(mx.array([TOKENS[-1:]])))
+    # The second layer that is streamed is made, and the first one's reads are under way.
+    _fail_once(monkeypatch, 3)
+    reader.fails = fails
     with pytest.raises(MemoryError):
         _logits(model)
+    reader.fails = False
     if ended:
         stream.turn_ended()
     assert _same(_logits(model), expected)

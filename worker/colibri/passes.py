@@ -60,6 +60,13 @@ class Pulse:
         if self.stop():
             raise Interrupted("the pass was given up")
 
+    def reach(self, layer: int) -> None:
+        """A pass has come to this layer, and what it was given may be computed after this. What this layer
+        or one behind it has left is of a pass that failed: nobody wants it. Raises ReadFault."""
+        if self.unfinished is not None and self.unfinished.layout.layer >= layer:
+            self.drop()
+        self.finish()
+
     def finish(self) -> None:
         """What the model has been given may be computed after this. Raises ReadFault."""
         layer, self.unfinished = self.unfinished, None
@@ -144,7 +151,7 @@ class Layer:
         """x [B, T, D], indices [B, T, K]: [B, T, K, D]. Raises ReadFault, Interrupted."""
         try:
             self._pulse.beat()
-            self._pulse.finish()
+            self._pulse.reach(self.layout.layer)
         except BaseException:
             self._pulse.drop()
             raise
