@@ -117,6 +117,23 @@ def test_a_product_that_waits_to_run_reads_what_lay_there_when_it_was_asked_for(
     assert np.array_equal(np.array(product), written["up_proj", "scales"])
 
 
+def test_a_product_that_fails_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    slab = Slab(_layout(), 2, "direct")
+    slab.hold(slab.arrays["up_proj", "scales"][0] + 0)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no memory is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "eval", fails)
+        with pytest.raises(RuntimeError, match="no memory is left"):
+            slab.settle()
+    product = slab.arrays["up_proj", "scales"][1] + 0
+    slab.hold(product)
+    slab.settle()
+    assert product.shape == slab.arrays["up_proj", "scales"].shape[1:]
+
+
 def test_products_that_have_run_are_not_kept() -> None:
     slab = Slab(_layout(), 2, "direct")
     mx.clear_cache()

@@ -18,6 +18,7 @@ from mlx_lm.models.cache import (
 )
 
 from mlxpool.worker.adapters.layers import Switch
+from mlxpool.worker.engine import prefill
 from mlxpool.worker.engine.admission import KvCost, LayerKv
 from mlxpool.worker.engine.chunks import ChunkWidth
 from mlxpool.worker.engine.prefill import Prefills, copy_caches
@@ -207,3 +208,29 @@ def test_a_prompt_of_one_token_is_complete_from_the_start() -> None:
     assert prefills.hand_over(prompt, keep=False) == rows
     assert rows[0].cache[0] is not rows[1].cache[0]
     assert prefills.next() is None
+
+
+@pytest.mark.parametrize("gives_back", [True, False])
+def test_what_a_chunk_leaves_is_given_back_where_that_is_asked_for(
+    gives_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "_LEFT_BYTES", 1 << 20)
+    left: list[int] = []
+
+    def model(ids: mx.array, cache: list[Any]) -> None:
+        left.append(mx.get_cache_memory())
+        kv(cache[0], 1, ids.shape[1])
+        # What the pass needed on its way.
+        mx.eval(mx.zeros(1 << 20))
+
+    prefills = Prefills(Switch(model), lambda: [KVCache()], ChunkWidth("cpu", 16), gives_back=gives_back)
+    prefills.attach(Row(plan(PROMPT[:40]), None, lambda _: None))  # type: ignore[arg-type]
+    prompt = prefills.next()
+    assert prompt is not None
+    mx.clear_cache()
+    while not prompt.complete:
+        prefills.run(prompt, prefills.cut(prompt, alone=True), alone=True)
+    left.append(mx.get_cache_memory())
+    assert len(left) == 4
+    assert (left[0], left[-1]) == (0, 0)
+    assert all((one == 0) == gives_back for one in left[1:-1])

@@ -174,10 +174,10 @@ class Slab:
         self._pending.append(product)
 
     def settle(self) -> None:
-        """Let everything run that reads the slots as they are."""
+        """Let everything run that reads the slots as they are. What fails is nobody's to wait for again."""
         if self._pending:
-            mx.eval(self._pending)
-            self._pending.clear()
+            pending, self._pending = self._pending, []
+            mx.eval(pending)
 
     def resize(self, slots: int, moves: Sequence[int]) -> None:
         """Have so many slots. moves: where what stays lies now, by new slot. Nobody may be reading into it.
