@@ -256,8 +256,11 @@ def test_a_file_that_is_cut_while_it_is_open_is_named(numbers: tiny_glm.Weights,
         with pytest.raises(ReadFault) as fault:
             read(source, 2, 3)
         assert (fault.value.layer, fault.value.expert, fault.value.file) == (2, 3, "experts/002.bin")
-        assert "it ends at byte" in fault.value.reason
+        assert f"it ends at byte {offset + 10}, where" in fault.value.reason
         read(source, 2, 2)
+        os.truncate(folder / file, 10)
+        with pytest.raises(ReadFault, match="it ends at byte 10, where"):
+            read(source, 2, 2)
         source.close()
 
 

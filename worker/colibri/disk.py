@@ -113,7 +113,7 @@ def read_into(descriptor: int, offset: int, targets: Sequence[Bytes], needed: in
         offset += got
         # A direct read that goes on from within a block would be refused for that, not told to have ended.
         if offset < end and (not got or offset >= os.fstat(descriptor).st_size):
-            raise Ended(_ended(offset, end))
+            raise Ended(_ended(descriptor, end))
         while left and got >= left[0].nbytes:
             got -= left.pop(0).nbytes
         if got:
@@ -160,13 +160,15 @@ def read_through(descriptor: int, offset: int, targets: Sequence[Bytes], buffer:
         wanted = min(buffer.nbytes, -(-(end - place) // BLOCK_BYTES) * BLOCK_BYTES)
         got = min(os.preadv(descriptor, [buffer[:wanted].data], place), end - place)
         if place + got <= offset:
-            raise Ended(_ended(offset, end))
+            raise Ended(_ended(descriptor, end))
         pending = _spread(buffer[offset - place : got], pending)
         offset = place + got
 
 
-def _ended(offset: int, end: int) -> str:
-    return f"it ends at byte {offset}, where {end - offset} more were due"
+def _ended(descriptor: int, end: int) -> str:
+    """Why a read up to byte `end` ended before."""
+    size = min(os.fstat(descriptor).st_size, end)
+    return f"it ends at byte {size}, where {end - size} more were due"
 
 
 def _spread(read: Bytes, targets: list[Bytes]) -> list[Bytes]:
