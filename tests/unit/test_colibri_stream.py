@@ -17,6 +17,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlxpool.shared.backend import Backend
 from mlxpool.shared.colibri import artifact as artifacts
 from mlxpool.shared.colibri.launch import StreamLaunch
 from mlxpool.shared.colibri.layout import ExpertLayout
@@ -93,18 +94,25 @@ class Streamed(NamedTuple):
     source: Faulty
 
 
-@pytest.fixture(params=["cpu", "metal"])
-def streamed(request: pytest.FixtureRequest) -> Iterator[Callable[..., Streamed]]:
-    """Of a folder, by launch. On the processor a step waits for its experts, elsewhere the next layer does;
+@pytest.fixture
+def streamed() -> Iterator[Callable[..., Streamed]]:
+    """Of a folder, by launch. On backend "cpu" a step waits for its experts, elsewhere the next layer does;
     what computes is the processor both times."""
     made: list[Streamed] = []
 
-    def make(folder: Path, slots: int, working: int = 4, threads: int = 4, **launch: Any) -> Streamed:
+    def make(
+        folder: Path,
+        slots: int,
+        working: int = 4,
+        threads: int = 4,
+        backend: Backend = "metal",
+        **launch: Any,
+    ) -> Streamed:
         artifact = artifacts.read(folder)
         source = Faulty(open_source(artifact, "cpu", "buffered"))
         reader = Reader(source, threads, 1 << 28)
         asked = StreamLaunch(slots=slots, working_slots=working, **launch)
-        stream = ExpertStream(source.artifact, source, reader, asked, request.param)
+        stream = ExpertStream(source.artifact, source, reader, asked, backend)
         model = build(artifact, "cpu")
         mx.eval(model.parameters())
         stream.install(model)
@@ -187,7 +195,9 @@ def test_a_prompt_that_is_only_taken_in_is_all_there(
 @pytest.mark.parametrize("write", ["direct", "assign"])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("prefetch", [True, False])
+@pytest.mark.parametrize("backend", ["cpu", "metal"])
 def test_streamed_equals_resident_however_it_reads(
+    backend: Backend,
     write: str,
     overlap: bool,
     prefetch: bool,
@@ -195,7 +205,9 @@ def test_streamed_equals_resident_however_it_reads(
     answers: dict[int, Answer],
     streamed: Callable[..., Streamed],
 ) -> None:
-    model, stream, _ = streamed(stacked.folder, 6, 3, write=write, overlap=overlap, prefetch=prefetch)
+    model, stream, _ = streamed(
+        stacked.folder, 6, 3, backend=backend, write=write, overlap=overlap, prefetch=prefetch
+    )
     assert _same(_answer(model, PROMPT, 64), answers[64])
     stats = stream.stats()
     assert (stats.write, stats.overlap, stats.prefetch) == (write, overlap, prefetch)
