@@ -1,8 +1,12 @@
-"""One expert read on the calling thread."""
+"""One expert read on the calling thread, at once or when somebody waits for it."""
 
 from __future__ import annotations
 
-from mlxpool.worker.colibri.contract import ExpertSource, Rows
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from mlxpool.worker.colibri.contract import ExpertSource, ReadDone, Rows
+from mlxpool.worker.colibri.faults import ReadFault
 from mlxpool.worker.colibri.segments import SEGMENT_BYTES
 
 
@@ -16,3 +20,20 @@ def fill(source: ExpertSource, layer: int, expert: int, rows: Rows) -> int:
     finally:
         filling.release()
     return source.layout(layer).record_bytes
+
+
+class Awaited(Future[ReadDone]):
+    """Has begun, and ends when somebody waits for it."""
+
+    def __init__(self, read: Callable[[], int]) -> None:
+        super().__init__()
+        self._read = read
+        self.set_running_or_notify_cancel()
+
+    def result(self, timeout: float | None = None) -> ReadDone:
+        if not self.done():
+            try:
+                self.set_result(ReadDone(self._read(), 0.0))
+            except ReadFault as fault:
+                self.set_exception(fault)
+        return super().result(timeout)

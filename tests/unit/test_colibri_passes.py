@@ -24,29 +24,12 @@ from mlxpool.worker.colibri.slab import Slab
 from mlxpool.worker.colibri.sources import open_source
 from mlxpool.worker.colibri.stream import ExpertStream
 from tests import tiny_glm
-from tests.tools.expert_fill import fill
+from tests.tools.expert_fill import Awaited, fill
 from tests.unit import colibri_world
 
 # Layer 0 is dense.
 STREAMED, EXPERTS, TOP_K = 3, 16, 4
 TOKENS = [int(one) for one in np.random.default_rng(8).integers(0, 250, 12)]
-
-
-class _Awaited(Future[ReadDone]):
-    """Has begun, and ends when somebody waits for it."""
-
-    def __init__(self, read: Callable[[], int]) -> None:
-        super().__init__()
-        self._read = read
-        self.set_running_or_notify_cancel()
-
-    def result(self, timeout: float | None = None) -> ReadDone:
-        if not self.done():
-            try:
-                self.set_result(ReadDone(self._read(), 0.0))
-            except ReadFault as fault:
-                self.set_exception(fault)
-        return super().result(timeout)
 
 
 class _Reader:
@@ -71,7 +54,7 @@ class _Reader:
             self.told.append(f"read {layer}")
             return fill(self._source, layer, expert, rows)
 
-        return _Awaited(read)
+        return Awaited(read)
 
     def hasten(self, _: Future[ReadDone]) -> None:
         pass

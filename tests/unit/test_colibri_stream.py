@@ -30,7 +30,7 @@ from mlxpool.worker.colibri.sources import open_source
 from mlxpool.worker.colibri.stream import ExpertStream
 from mlxpool.worker.engine.prefill import take_in
 from tests import tiny_glm
-from tests.tools.expert_fill import fill
+from tests.tools.expert_fill import Awaited, fill
 from tests.unit import colibri_families, colibri_world
 
 # More than attention may choose (32), more than a chunk of 64.
@@ -441,23 +441,6 @@ def test_experts_all_held_can_be_given_back_where_no_working_slots_were_planned(
     assert stream.stats().main.working_slots == 2 * TOP_K
 
 
-class _Held(Future[ReadDone]):
-    """Has begun, and ends when somebody waits for it."""
-
-    def __init__(self, read: Callable[[], int]) -> None:
-        super().__init__()
-        self._read = read
-        self.set_running_or_notify_cancel()
-
-    def result(self, timeout: float | None = None) -> ReadDone:
-        if not self.done():
-            try:
-                self.set_result(ReadDone(self._read(), 0.0))
-            except ReadFault as fault:
-                self.set_exception(fault)
-        return super().result(timeout)
-
-
 class _Late:
     """A reader whose reads end when they are waited for, and say of which layer they are."""
 
@@ -470,7 +453,7 @@ class _Late:
             return fill(self._source, layer, expert, rows)
 
         assert demand
-        return _Held(read)
+        return Awaited(read)
 
     def hasten(self, _: Future[ReadDone]) -> None:
         raise AssertionError("nothing is read ahead")
@@ -497,7 +480,7 @@ class _Ahead:
             failed: Future[ReadDone] = Future()
             failed.set_exception(ReadFault(layer, expert, "shard", "it broke"))
             return failed
-        read = _Held(lambda: fill(self._source, layer, expert, rows))
+        read = Awaited(lambda: fill(self._source, layer, expert, rows))
         if demand or self._state == "done":
             read.result()
         return read
